@@ -388,5 +388,23 @@ async def test_an_evaluation_is_stored_under_its_own_name(storage: Storage) -> N
         await storage.put_eval(0, "eval", "greedy", [make_rollout(task_set="eval"), make_rollout(task_set="eval")])
 
 
+async def test_the_evaluations_that_are_stored_are_named_until_they_are_undone(storage: Storage) -> None:
+    await resume(storage, step=0)
+    assert await storage.evaluations() == frozenset()
+    for step in (0, 2):
+        await storage.put_eval(step, "eval", "greedy", [make_rollout(task_set="eval")])
+    assert await storage.evaluations() == {(0, "eval", "greedy"), (2, "eval", "greedy")}
+    await resume(storage, step=1)
+    assert await storage.evaluations() == {(0, "eval", "greedy")}
+
+
+async def test_a_ledger_that_began_empty_at_a_checkpoint_draws_no_earlier_tasks() -> None:
+    memory = MemoryStorage()
+    assert (await resume(memory, step=2, next_draw=5)).next_draw == 5
+    assert (await resume(memory, step=2)).next_draw == 5
+    await memory.draw("train", 5, TASK, 2)
+    assert (await resume(memory, step=2)).next_draw == 6
+
+
 def test_keys_print_as_they_are_named_in_messages() -> None:
     assert str(RolloutKey("train", 12, 3, 1)) == "train/000012/03/1"

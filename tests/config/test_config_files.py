@@ -91,6 +91,21 @@ def test_a_model_folder_needs_a_config_and_a_tokenizer(folder, problems_of, load
     load_text(minimal, "model.path=my-model", files=True)
 
 
+def test_an_adapter_is_no_model_for_servers_that_the_run_starts(folder, problems_of, load_text, minimal):
+    model = folder / "adapter"
+    model.mkdir()
+    for name in ("adapter_config.json", "tokenizer.json"):
+        (model / name).write_text("{}")
+    started = "rollout.engine={kind: vllm, executable: /bin/sh}"
+    (problem,) = problems_of(minimal, "model.path=adapter", started, files=True)
+    assert problem.startswith("model.path: adapter is an adapter, and vLLM loads whole models")
+    assert "loopwright export RUN --merged --out DIR" in problem
+    for engine in ("rollout.engine={kind: vllm, urls: ['http://127.0.0.1:1']}", "rollout.engine.num_engines=1"):
+        load_text(minimal, "model.path=adapter", engine, files=True)
+    (model / "config.json").write_text("{}")
+    load_text(minimal, "model.path=adapter", started, files=True)
+
+
 @pytest.mark.parametrize("name", ["smollm2", "gpt2", "Qwen/Qwen3-0.6B"])
 def test_names_are_not_taken_for_folders(tmp_path, name):
     assert model_folder(name, tmp_path) is None

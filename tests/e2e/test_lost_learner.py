@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from hashlib import blake2b
@@ -352,16 +353,46 @@ async def test_what_others_ask_meanwhile_is_cut_off_and_then_waits_for_proven_we
     assert losses.versions == [0, 2]
 
 
-async def test_a_run_without_a_database_goes_on_too(
-    write_config: WriteConfig, engine: tuple[ScriptedEngine, str], monkeypatch: pytest.MonkeyPatch
+EVALUATION = {
+    "data": {"kind": "python", "path": "tasks.py:heldout"},
+    "agent": {"kind": "single_turn", "judger": "vowels"},
+    "every": 1,
+}
+
+
+@pytest.mark.parametrize("buffer", ["memory", "sqlite"])
+async def test_what_was_made_for_the_checkpoint_is_not_made_again(
+    write_config: WriteConfig, engine: tuple[ScriptedEngine, str], monkeypatch: pytest.MonkeyPatch, buffer: str
 ) -> None:
+    """The groups of step 3 were sampled with the weights of the checkpoint of step 2, and these were evaluated."""
+    scripted, url = engine
     losses = Losses([("step", 3)])
-    async with opened(
-        write_config(**settings(engine[1], **COLOCATED, buffer__kind="memory")), losses, monkeypatch
-    ) as run:
+    file = write_config(**settings(url, **COLOCATED, buffer__kind=buffer) | {"eval": EVALUATION})
+    async with opened(file, losses, monkeypatch) as run:
         assert await run.train()
     assert losses.trained == [1, 2, 3, 3, 4]
     assert list(metric(run.folder, "learner/loss")) == [1, 2, 3, 4]
+    times = Counter(request.id for request in scripted.requests if request.id.startswith("train/"))
+    assert set(times.values()) == {1}, "no member is sampled twice"
+    evaluated = Counter((event["step"], event["facts"]["mode"]) for event in events(run.folder, "evaluate"))
+    assert {step for step, _ in evaluated} == set(range(5))
+    assert set(evaluated.values()) == {1}
+
+
+async def test_a_run_without_a_database_that_is_opened_again_draws_new_tasks_after_a_loss(
+    write_config: WriteConfig, engine: tuple[ScriptedEngine, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ledger knows nothing of the draws before the checkpoint that it was opened at."""
+    scripted, url = engine
+    file = write_config(**settings(url, **COLOCATED, buffer__kind="memory", trainer__checkpoint_every=1))
+    async with opened(file, Losses([]), monkeypatch) as run:
+        await run.step()
+        await run.step()
+    before = {(request.sampling.seed, request.prompt_ids) for request in scripted.requests}
+    scripted.requests.clear()
+    async with opened(file, Losses([("step", 1)]), monkeypatch) as run:
+        assert await run.train()
+    assert not before & {(request.sampling.seed, request.prompt_ids) for request in scripted.requests}
 
 
 async def test_an_evaluation_and_rollouts_outlive_the_learner(

@@ -51,7 +51,7 @@ async def open_lineage(standing: Standing, *, restarts: int) -> AsyncIterator[Li
     before. Rollouts that are in flight when the block ends are interrupted."""
     settings, folder, sampling = standing.settings, standing.folder, standing.sampling
     async with AsyncExitStack() as stack:
-        resume_state = await _resume(standing)
+        resume_state = await _resume(standing, restarts)
         latest = resume_state.latest
         learner = await stack.enter_async_context(open_learner(standing, latest))
         sampling.model.tokenizer.save_pretrained(folder.tokenizer)
@@ -77,7 +77,7 @@ async def open_lineage(standing: Standing, *, restarts: int) -> AsyncIterator[Li
         yield Lineage(learner, tracker, runner, trainer)
 
 
-async def _resume(standing: Standing) -> ResumeState:
+async def _resume(standing: Standing, restarts: int) -> ResumeState:
     """Find the latest checkpoint and bring the ledger back to it (D1, D3)."""
     config = standing.config
     checkpoints = checkpoints_of(config, standing.folder)
@@ -86,12 +86,13 @@ async def _resume(standing: Standing) -> ResumeState:
     step = latest.step if latest else 0
     names = [task_set.name for task_set in config.task_sets]
     drawn = latest.state["next_draws"] if latest else {}
-    # Without a ledger, or if everything after the checkpoint is made again, the checkpoint has the next draws.
-    from_checkpoint = config.trainer.deterministic or forgets(config)
+    # If everything after the checkpoint is made again, or the ledger began with this process and is empty, the
+    # checkpoint has the next draws. A ledger in memory outlives the learner.
+    from_checkpoint = config.trainer.deterministic or (forgets(config) and not restarts)
     next_draws = {name: drawn.get(name, 0) for name in names} if from_checkpoint else None
     policy = parts.stale_policy(config)
     buffer, plans = await StoredBuffer.resume(standing.storage, policy, names, step=step, next_draws=next_draws)
-    return ResumeState(checkpoints, latest, buffer, plans)
+    return ResumeState(checkpoints, latest, buffer, plans, await standing.storage.evaluations())
 
 
 def _tracker(standing: Standing, step: int, phases: Phases) -> Tracker:

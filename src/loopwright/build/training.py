@@ -15,7 +15,6 @@ from loopwright.ports import Learner, ReplayBuffer, ResumePlan, Storage, Tracker
 from loopwright.produce import AgentLoopManager, RolloutRunner
 from loopwright.runs.checkpoint import Checkpoint, Checkpoints
 from loopwright.runs.run_folder import RunFolder
-from loopwright.runs.stored_run import StoredRun
 from loopwright.trainers.colocate import ColocateTrainer
 from loopwright.trainers.disaggregated import DisaggregatedTrainer
 from loopwright.trainers.evaluator import Evaluator
@@ -28,12 +27,14 @@ Trainer = ColocateTrainer | DisaggregatedTrainer
 
 @dataclass(frozen=True, slots=True)
 class ResumeState:
-    """What an earlier lineage left of a run: its latest checkpoint, and its groups as of that checkpoint."""
+    """What an earlier lineage left of a run: its latest checkpoint, its groups as of that checkpoint, and which
+    steps, task sets and modes are `evaluated`."""
 
     checkpoints: Checkpoints
     latest: Checkpoint | None
     buffer: ReplayBuffer
     plans: Mapping[str, ResumePlan]
+    evaluated: frozenset[tuple[int, str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,4 @@ def _owes_evaluation(run_parts: RunParts) -> bool:
     if config.eval is None or not parts.intervals(config).evaluates(step):
         return False
     wanted = {(step, task_set.name, mode) for task_set in config.eval.task_sets for mode in eval_modes(config.eval)}
-    database = run_parts.folder.rollouts
-    stored = StoredRun(database).evaluations() if database.is_file() else ()
-    return not wanted <= {tuple(one) for one in stored}
+    return not wanted <= run_parts.resume_state.evaluated

@@ -14,6 +14,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from loopwright.config.base import needs_of
+from loopwright.config.engines import VllmEngineConfig
 from loopwright.config.extras import missing
 from loopwright.config.imports import is_object_name, split_symbol
 from loopwright.config.judgers import BUILT_IN_JUDGERS
@@ -55,6 +56,8 @@ def file_problems(config: RunConfig, base: Path, *, model: bool = True) -> Itera
     for need in needs_of(config):
         if model or need.place != ("model", "path"):
             yield from _unmet(need, base)
+    if model:
+        yield from _served_adapter(config, base)
     for place, name in config.named_judgers():
         if name in BUILT_IN_JUDGERS and name not in config.judgers:
             for need in BUILT_IN_JUDGERS[name].needs():
@@ -108,6 +111,22 @@ def _model(place: KeyPath, path: str, base: Path) -> Iterator[Problem]:
             place,
             f"{path} is a model folder without a tokenizer",
             f"save the tokenizer beside the model: it needs {' or '.join(TOKENIZER_FILES)}",
+        )
+
+
+def _served_adapter(config: RunConfig, base: Path) -> Iterator[Problem]:
+    """An adapter cannot be the model of a server that the run starts: vLLM loads whole models only."""
+    engine, folder = config.rollout.engine, model_folder(config.model.path, base)
+    if not isinstance(engine, VllmEngineConfig) or engine.urls or folder is None:
+        return
+    whole, adapter = ((folder / name).is_file() for name in MODEL_FILES)
+    if adapter and not whole:
+        yield Problem(
+            ("model", "path"),
+            f"{config.model.path} is an adapter, and vLLM loads whole models",
+            "merge it first, and name that folder: `loopwright export RUN --merged --out DIR` for an adapter of a run, "
+            "merge_and_unload of peft for any other",
+            also=(("rollout", "engine", "kind"),),
         )
 
 

@@ -62,6 +62,15 @@ class ModelAdapters:
         named = self._model.named_parameters()
         return {name.replace(BASE, "."): parameter for name, parameter in named if id(parameter) not in own}
 
+    def modules_of(self, parts: Sequence[nn.Module]) -> Iterator[list[nn.Module]]:
+        """The modules of the matrices in each of these parts, without those of an earlier part."""
+        found: set[nn.Module] = set()
+        for part in parts:
+            layers = [module for module in part.modules() if isinstance(module, LoraLayer) and module not in found]
+            found.update(layers)
+            if layers:
+                yield [matrix for layer in layers for matrix in (layer.lora_A[NAME], layer.lora_B[NAME])]
+
     def start(self, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Each matrix with the numbers that it begins with: as peft's, but they depend on nothing but the seed and the
         layer's name."""

@@ -114,6 +114,10 @@ class Storage(Protocol):
         """Store the rollouts of one evaluation. A second evaluation of the same step replaces the first."""
         ...
 
+    async def evaluations(self) -> frozenset[tuple[int, str, str]]:
+        """Step, task set and mode of each stored evaluation."""
+        ...
+
     async def resume(
         self, task_sets: Sequence[str], *, step: int, next_draws: Mapping[str, int] | None, policy: StalePolicy
     ) -> Mapping[str, ResumePlan]:
@@ -122,8 +126,9 @@ class Storage(Protocol):
 
         Consumption at later steps is undone. Groups sampled by later versions are rolled back. Groups that were PENDING
         become ABORTED, and continue member by member. Groups that FAILED because their judger was away, since the last
-        consumed group, become ABORTED too, because the judger may be back. With `next_draws` (deterministic runs)
-        everything from those draws on is discarded and produced again. `policy` is the one that applies from now on.
+        consumed group, become ABORTED too, because the judger may be back. With `next_draws` (deterministic runs, and
+        an empty ledger whose run is not new) everything from those draws on is discarded and produced again. `policy`
+        is the one that applies from now on.
         """
         ...
 

@@ -211,6 +211,10 @@ def count_lineages(db: sqlite3.Connection) -> int:
     return int(count)
 
 
+def stored_evaluations(db: sqlite3.Connection) -> frozenset[tuple[int, str, str]]:
+    return frozenset(db.execute("SELECT DISTINCT step, task_set, mode FROM eval_rollouts"))
+
+
 def count_groups(db: sqlite3.Connection) -> dict[str, dict[GroupStatus, int]]:
     table: dict[str, dict[GroupStatus, int]] = {}
     for task_set, status, count in db.execute("SELECT task_set, status, count(*) FROM groups GROUP BY 1, 2"):

@@ -35,6 +35,8 @@ class MemoryStorage:
         self._draws: dict[tuple[str, int], list[Round]] = {}
         self._evals: dict[tuple[int, str, str], list[tuple[int, str, RolloutRow]]] = {}
         self._resumes = 0
+        self._first_draws: dict[str, int] = {}
+        """Where its draws begin, if earlier ones were those of another process."""
 
     @property
     def lineage(self) -> int:
@@ -93,19 +95,25 @@ class MemoryStorage:
         rows = [(rollout.key.draw, encode_task(rollout.task), to_row(rollout)) for rollout in rollouts]
         self._evals[step, task_set, mode] = rows
 
+    async def evaluations(self) -> frozenset[tuple[int, str, str]]:
+        return frozenset(self._evals)
+
     async def resume(
         self, task_sets: Sequence[str], *, step: int, next_draws: Mapping[str, int] | None, policy: StalePolicy
     ) -> Mapping[str, ResumePlan]:
         self._resumes += 1
         self._evals = {key: rows for key, rows in self._evals.items() if key[0] <= step}
         again_from = {} if next_draws is None else {task_set: next_draws.get(task_set, 0) for task_set in task_sets}
+        if not self._draws:
+            self._first_draws |= again_from
         current: dict[str, list[Round]] = {task_set: [] for task_set in task_sets}
         for (task_set, _), rounds in sorted(self._draws.items()):
             undo(rounds[-1], step, again_from.get(task_set))
             current.setdefault(task_set, []).append(rounds[-1])
         for task_set in task_sets:
             reopen(current[task_set])
-        return {task_set: plan_of(current[task_set], again_from.get(task_set)) for task_set in task_sets}
+        first = self._first_draws
+        return {name: plan_of(current[name], again_from.get(name), first.get(name, 0)) for name in task_sets}
 
     async def rollouts_of(self, task_set: str, draw: int) -> tuple[Rollout, ...]:
         return self._rounds(task_set, draw)[-1].members()

@@ -90,10 +90,11 @@ def reopen(current: Iterable[Round]) -> None:
             group.move(GroupStatus.ABORTED)
 
 
-def plan_of(current: Sequence[Round], next_draw: int | None) -> ResumePlan:
-    """What is left to do. `current` holds the last round of each draw, in the order of the draws."""
+def plan_of(current: Sequence[Round], next_draw: int | None, first_draw: int) -> ResumePlan:
+    """What is left to do. `current` holds the last round of each draw, in the order of the draws, which begin with
+    `first_draw`."""
     if next_draw is None:
-        next_draw = max((group.row.draw + 1 for group in current), default=0)
+        next_draw = max((group.row.draw + 1 for group in current), default=first_draw)
     held = _with_status(current, GroupStatus.ABORTED, GroupStatus.EXPIRED, GroupStatus.COMPLETED)
     return ResumePlan(
         held=tuple(group.held() for group in held),

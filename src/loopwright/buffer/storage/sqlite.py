@@ -100,6 +100,9 @@ class SqliteStorage:
         rows = [(rollout.key.draw, encode_task(rollout.task), to_row(rollout)) for rollout in rollouts]
         await self._writer.do(lambda db: ledger.put_evaluation(db, step, task_set, mode, rows))
 
+    async def evaluations(self) -> frozenset[tuple[int, str, str]]:
+        return await self._reader.do(ledger.stored_evaluations)
+
     async def resume(
         self, task_sets: Sequence[str], *, step: int, next_draws: Mapping[str, int] | None, policy: StalePolicy
     ) -> Mapping[str, ResumePlan]:

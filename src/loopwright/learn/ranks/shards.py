@@ -74,7 +74,7 @@ class Sharding:
         # Before it is sharded, so that what computes a layer again finds its parameters whole.
         why = f"sharded over {self.mesh.size()} ranks"
         inner = ModuleBody(model, why, checkpointed=checkpointed)
-        self._shard(model)
+        self._shard(model, adapters)
         model.to_empty(device=self.device)
         # Each place of a tied weight got a parameter of its own.
         model.tie_weights()
@@ -90,10 +90,15 @@ class Sharding:
         choose_angles(model, context_of(config, max_context))
         return ShardedBody(model, inner, trained, adapters)
 
-    def _shard(self, model: Any) -> None:
+    def _shard(self, model: Any, adapters: ModelAdapters | None) -> None:
         half = None if self.dtype == torch.float32 else self.dtype
         policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
-        for part in (*layers_of(model), model):
+        parts = (*layers_of(model), model)
+        if adapters is not None and half is not None:
+            # Engines merge the adapters in float32, and peft computes them so: they are not rounded with the rest.
+            for matrices in adapters.modules_of(parts):
+                fully_shard(matrices, mesh=self.mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
+        for part in parts:
             fully_shard(part, mesh=self.mesh, mp_policy=policy)
         gather: Any = TimedGather(self.communication)
         reduce: Any = TimedReduce(self.communication)
