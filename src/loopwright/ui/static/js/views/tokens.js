@@ -129,9 +129,9 @@ export class TokenPane {
       ["version", of(() => String(data.versions[at]))],
       ["mismatch", of(() => h("span", { "data-field": "mismatch" }, stored(data.mismatch)))],
       ["advantage", of(() => (data.advantage === null || data.advantage === undefined ? quiet("not stored") : number(data.advantage)))],
-      ["push", of(() => [h("span", { "data-field": "push" }, stored(data.push)), push ? quiet(" of the step's loss") : null])],
-      ["pulls", of(() => h("span", { "data-field": "pulls", title: PULLS }, push ? pulled(push, data) : quiet("–")))],
+      ["push", of(() => [h("span", { "data-field": "push" }, stored(data.push)), push ? quiet(" of the step") : null])],
       ["trained", of(() => (why ? h("span", { class: "warn" }, `no: ${WHY[why] || why}`) : !this.rollout.chains[this.chain].trained ? "no: only recorded" : data.why_untrained ? "yes" : quiet("not stored")))],
+      ["pulls", of(() => h("span", { "data-field": "pulls", title: PULLS }, push ? pulled(push, data) : quiet("–")))],
     ].map(([name, value]) => [h("dt", null, name), h("dd", null, value)])));
   }
 
