@@ -348,15 +348,15 @@ def test_a_file_of_an_earlier_version_is_one_piece(tmp_path: Path) -> None:
     assert list(archive.read(parcel)) == made
 
 
-def test_a_file_that_was_replaced_with_a_smaller_one_gives_nothing_wrong(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_was_replaced_gives_what_it_has_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loopwright.buffer.payload_file.PIECE_BYTES", 1)
     archive, parcel, made = Archive(tmp_path), Parcel(ParcelKind.TRAINED, 1), payloads_of(5, 5, 5)
     archive.write(parcel, made)
     assert archive.payload(parcel, made[0].key) == made[0]
+    Archive(tmp_path).write(parcel, made[::-1])
+    assert archive.payload(parcel, made[2].key) == made[2], "it is in another piece"
     Archive(tmp_path).write(parcel, made[:1])
-    assert archive.payload(parcel, made[2].key) is None
+    assert archive.payload(parcel, made[1].key) is None
 
 
 def test_pandas_is_not_imported_to_read_a_rollout(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from loopwright.config import load
 from loopwright.learn.ranks.learner import RankedLearner
 from loopwright.runs.auditing.audit import audit
 from loopwright.runs.run_folder import RunFolder
+from loopwright.runs.run_status import read_status
 from loopwright.track.jsonl import read_jsonl
 
 pytestmark = pytest.mark.real
@@ -46,6 +47,13 @@ async def test_a_run_of_two_ranks_trains_and_its_engine_serves_their_weights(
     steps = steps_of(folder)
     assert [record["step"] for record in steps] == [1, 2, 3]
     assert all(0 < record["learner/rank/1/communication_share"] < 1 for record in steps)
+    lanes = [(one["step"], one["who"]) for one in read_jsonl(folder.events) if one["name"] == "compute"]
+    assert sorted(lanes) == [(step, f"rank {rank}") for step in (1, 2, 3) for rank in (0, 1)]
+    ranks = read_status(folder).told["ranks"]
+    assert [(one["rank"], one["alive"], one["tokens_per_second"] > 0) for one in ranks] == [
+        (0, True, True),
+        (1, True, True),
+    ]
     exported = AutoModelForCausalLM.from_pretrained(folder.export)
     saved = load_file(folder.checkpoints / "step-000003" / "model.safetensors")
     assert torch.equal(exported.get_input_embeddings().weight, saved["model.embed_tokens.weight"])

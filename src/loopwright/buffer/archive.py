@@ -89,9 +89,7 @@ class Archive:
                 remedy="free some disk space, or set buffer.archive to false; nothing is lost, and the same command "
                 "goes on",
             ) from error
-        self._pieces.pop(parcel, None)
-        for place in [place for place in self._kept if place[0] == parcel]:
-            self._forget(place)
+        self._forget_file(parcel)
 
     def restored(self, group: GroupKey, parcel: Parcel | None, row: RolloutRow) -> RolloutRow:
         """The row with its payload, from the database or from the archive. `parcel` is the file of its group."""
@@ -113,6 +111,12 @@ class Archive:
 
     def payload(self, parcel: Parcel, key: PayloadKey) -> Payload | None:
         """The payload of one rollout. Only its piece of the file is read. None if it is not there."""
+        piece = self._pieces_of(parcel).get(key)
+        found = None if piece is None else self._piece(parcel, piece).get(key)
+        if piece is None or found is not None:
+            return found
+        # A run that was resumed has replaced the file since.
+        self._forget_file(parcel)
         piece = self._pieces_of(parcel).get(key)
         return None if piece is None else self._piece(parcel, piece).get(key)
 
@@ -140,6 +144,11 @@ class Archive:
         while len(self._kept) > 1 and sum(self._bytes.values()) > MOST_KEPT_BYTES:
             self._forget(next(iter(self._kept)))
         return payloads
+
+    def _forget_file(self, parcel: Parcel) -> None:
+        self._pieces.pop(parcel, None)
+        for place in [place for place in self._kept if place[0] == parcel]:
+            self._forget(place)
 
     def _forget(self, place: tuple[Parcel, int]) -> None:
         del self._kept[place], self._bytes[place]
