@@ -3,7 +3,7 @@
 A row is one group: a quarter of its tokens is the prompt, the rest are 8 answers. Memory must grow with the row, not
 with its square. The gradients are memory of the step, on all sides: they are forgotten before it begins.
 
-TRL trains on the same tokens, once with the whole group in one micro-batch and once with one answer at a time. No side
+TRL trains on the same tokens: one answer at a time, as it needs least memory, and the whole group at once. No side
 may allocate more than two thirds of the memory that is available, and a row that needs more is out of memory. Adapters
 are compared with the whole model, which is the other side then.
 """
@@ -50,7 +50,7 @@ FIGURES = (*map(seconds_figure, LENGTHS), *map(memory_figure, LENGTHS), GROWTH, 
 OURS = "benchmarks.workers.ours_learn"
 WHOLE = Peer("all-weights", OURS)
 TRL = Peer("trl", "benchmarks.workers.trl_learn", ".peers/trl")
-TRL_BY_ONE = Peer("trl-by-one", TRL.module, TRL.environment)
+TRL_AT_ONCE = Peer("trl-at-once", TRL.module, TRL.environment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,8 @@ class Learn:
         }
         return Prepared(
             ours,
-            peer={**trl, "peer_micro_batch": ANSWERS},
-            others=((TRL_BY_ONE, {**trl, "peer_micro_batch": 1}),),
+            peer={**trl, "peer_micro_batch": 1},
+            others=((TRL_AT_ONCE, {**trl, "peer_micro_batch": ANSWERS}),),
         )
 
     def round(self, answer: Mapping[str, Any], pace: None) -> Round:

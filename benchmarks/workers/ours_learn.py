@@ -49,11 +49,11 @@ async def main(port: Port) -> None:
         await learner.step([groups[spec["first"]]])
         port.ready("loopwright", "torch", "transformers")
         for watch in port.rounds():
-            steps = []
+            resident, steps = _rested(trained), []
             with until_out_of_memory():
                 for tokens in spec["lengths"]:
                     steps.append(await _step(learner, groups[tokens], tokens, trained))
-            port.answer(watch.stop(), steps=steps, resident=_rested(trained))
+            port.answer(watch.stop(), steps=steps, resident=resident)
 
 
 @contextmanager

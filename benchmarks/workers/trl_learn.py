@@ -101,14 +101,14 @@ class Steps:
         yield Step(first)
         self._port.ready("trl", "torch", "transformers")
         for watch in self._port.rounds():
-            steps = []
+            resident, steps = resting_memory(), []
             for row in rows:
                 step = Step(row)
                 yield step
                 if step.ran_out:
                     break
                 steps.append(step.facts)
-            self._port.answer(watch.stop(), steps=steps, resident=resting_memory())
+            self._port.answer(watch.stop(), steps=steps, resident=resident)
 
 
 def _batch(row: dict[str, Any], sampled_logprob: float) -> dict[str, Any]:

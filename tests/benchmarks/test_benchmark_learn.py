@@ -45,11 +45,11 @@ class ScriptedPort(Port):
 
 def test_the_peer_is_told_the_tokens_of_our_group(tmp_path: Path) -> None:
     prepared = TINY.prepare(tmp_path, Places(tmp_path, tmp_path))
-    ((_, by_one),) = prepared.others
-    assert (prepared.peer["peer_micro_batch"], by_one["peer_micro_batch"]) == (ANSWERS, 1)
-    assert [row["tokens"] for row in by_one["rows"]] == [FIRST, *LENGTHS]
+    ((_, at_once),) = prepared.others
+    assert (prepared.peer["peer_micro_batch"], at_once["peer_micro_batch"]) == (1, ANSWERS)
+    assert [row["tokens"] for row in at_once["rows"]] == [FIRST, *LENGTHS]
     vocabulary = json.loads((Path(prepared.ours["model"]) / "config.json").read_text())["vocab_size"]
-    row, group = by_one["rows"][-1], row_of(LENGTHS[-1], vocabulary=vocabulary)
+    row, group = at_once["rows"][-1], row_of(LENGTHS[-1], vocabulary=vocabulary)
     chains = [rollout.episode.chains[0].ids.tolist() for rollout in group.rollouts if rollout.episode is not None]
     assert [row["prompt"] + answer for answer in row["answers"]] == chains
     assert sum(row["advantages"]) == pytest.approx(0)
