@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +43,23 @@ def config_of(model: Path, folder: Path, *, ranks: int, dtype: str = "float32", 
 
 
 @asynccontextmanager
-async def one_process(loaded: Loaded, cache: Path) -> AsyncIterator[TorchLearner]:
+async def one_process(loaded: Loaded, cache: Path, *, by_hand: bool = True) -> AsyncIterator[TorchLearner]:
+    """One process, which computes by hand-written layers if it can and if `by_hand`."""
     config = loaded.config
     with ComputeThread() as compute:
         model = load_model(config.model.path, cache=cache, dtype=config.model.dtype)
+        if not by_hand:
+            model = replace(model, parts=None)
         adapted = adapted_model(config, model)
         recipe = make_recipe(loaded, load_ingredients(loaded), model, cache, adapted)
         yield await compute.run(TorchLearner, model, recipe, compute, adapted)
+
+
+@asynccontextmanager
+async def one_process_by_modules(loaded: Loaded, cache: Path) -> AsyncIterator[TorchLearner]:
+    """One process that computes by the model's own modules, as ranks do."""
+    async with one_process(loaded, cache, by_hand=False) as learner:
+        yield learner
 
 
 @asynccontextmanager

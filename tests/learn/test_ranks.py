@@ -1,4 +1,5 @@
-"""Two ranks compute what one process computes: gradients, logprobs, metrics and numbers per token."""
+"""Two ranks compute what one process computes: gradients, logprobs, metrics and numbers per token. A real model and a
+real batch are in `test_ranks_real_batch`."""
 
 from __future__ import annotations
 
@@ -17,13 +18,11 @@ from made_groups import simple_groups
 from ranked import PROBE, apart, config_of, one_process, saved_gradients, several_ranks
 
 from loopwright.config import Loaded
-from loopwright.models.smollm2 import smollm2_folder
 from loopwright.ports.learner import StepReport
 from loopwright.testing.tiny import tiny_qwen3
 from loopwright.track.jsonl import read_jsonl
 from loopwright.types import Group
 
-CACHE = Path.home() / ".cache/loopwright/models"
 pytestmark = pytest.mark.real
 
 KL = {"kind": "k3", "coefficient": 0.1}
@@ -100,13 +99,11 @@ async def both(model: Path, tmp_path: Path, **options: Any) -> tuple[Learned, Le
     )
 
 
-def require_equal(
-    mine: Learned, other: Learned, tolerance: float = TOLERANCE, *, of_gradients: float | None = None
-) -> None:
+def require_equal(mine: Learned, other: Learned, tolerance: float = TOLERANCE) -> None:
     gradients, expected = saved_gradients(mine.checkpoint), saved_gradients(other.checkpoint)
     assert gradients.keys() == expected.keys()
     for name, gradient in expected.items():
-        assert apart(gradients[name], gradient) < (of_gradients or tolerance), name
+        assert apart(gradients[name], gradient) < tolerance, name
     assert np.allclose(mine.after_one, other.after_one, atol=tolerance)
     assert np.allclose(mine.after_all, other.after_all, atol=10 * tolerance)
     for report, wanted in zip(mine.reports, other.reports, strict=True):
@@ -201,14 +198,6 @@ async def test_adapters_in_bfloat16_are_float32_on_ranks_as_in_one_process(
     for name, gradient in expected.items():
         assert apart(gradients[name], gradient) < TOLERANCE, name
     assert np.allclose(mine.after_all, other.after_all, atol=HALF_TOLERANCE)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1500)
-async def test_two_ranks_equal_one_process_with_smollm2(tmp_path: Path) -> None:
-    mine, other = await both(smollm2_folder(CACHE), tmp_path, kl=KL, micro_batch_tokens=60, lr=1.5e-5)
-    # Its tokens make no sense together, so that rounding counts for more: 1.2e-5 was measured.
-    require_equal(mine, other, of_gradients=3 * TOLERANCE)
 
 
 async def test_an_update_without_a_backward_pass_reaches_every_weight(llama_folder: Path, tmp_path: Path) -> None:

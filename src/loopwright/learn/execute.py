@@ -8,7 +8,7 @@ those of the rollouts.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -205,7 +205,7 @@ class StepExecutor:
                 # A mini-batch without signal gets zero gradients, so that the optimiser's momentum still acts.
                 weight.grad = torch.zeros_like(weight)
             gradients.append(weight.grad)
-        norm = float(torch.nn.utils.get_total_norm(gradients))
+        norm = total_norm(gradients)
         if not math.isfinite(norm):
             raise LearnerError(
                 f"step {step}: the gradient's norm is {norm}",
@@ -218,3 +218,10 @@ class StepExecutor:
         with self._room.for_update(sum(weight.numel() for weight in weights)):
             self._optimizer.step()
         self._weights.update_copies()
+
+
+def total_norm(gradients: Sequence[torch.Tensor]) -> float:
+    """The norm of all gradients together, row by row: in one sum of float32 the norm of a table of 28 million numbers
+    was off by 6e-5, and with it every gradient that was clipped."""
+    rows = [torch.linalg.vector_norm(one, dim=-1) if one.ndim > 1 else one for one in gradients]
+    return float(torch.nn.utils.get_total_norm(rows))

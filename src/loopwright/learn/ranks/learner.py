@@ -20,6 +20,7 @@ from loopwright.learn.ranks.cut import RowCost, cut_plan
 from loopwright.learn.ranks.gang import Gang
 from loopwright.learn.ranks.messages import RankReport, RankWork, WeightOffer, WeightsTaken
 from loopwright.learn.recipe import Recipe
+from loopwright.learn.state import while_written
 from loopwright.learn.token_numbers import with_chains
 from loopwright.models.compute import ComputeThread
 from loopwright.ports import WeightSink
@@ -81,9 +82,10 @@ class RankedLearner:
         await to_its_end(self._publish(sink))
 
     async def export(self, folder: Path) -> None:
-        await self._compute.run(partial(folder.mkdir, parents=True, exist_ok=True))
-        await to_its_end(self._all(RankWork.EXPORT, folder))
-        await self._compute.run(self._tokenizer.save_pretrained, folder)
+        with while_written(folder):
+            await self._compute.run(partial(folder.mkdir, parents=True, exist_ok=True))
+            await to_its_end(self._all(RankWork.EXPORT, folder))
+            await self._compute.run(self._tokenizer.save_pretrained, folder)
 
     async def _all(self, work: RankWork, *args: Any) -> list[Any]:
         return await self._gang.ask(work, [args] * len(self._gang))
