@@ -36,6 +36,15 @@ def test_an_old_status_tells_nothing_of_the_present(held: RunFolder) -> None:
     assert (now.state, now.present, now.told["step"]) == (RunState.SILENT, {}, 3)
 
 
+def test_what_a_dead_process_told_is_not_the_present_of_the_next_one(held: RunFolder) -> None:
+    """After a kill and a resume, the file is that of the dead process until the new one has opened the run."""
+    write(held, {"format": 1, "at": 1000.0, "step": 3, "pid": 41})
+    now = read_status(held, now=1002.0)
+    assert (now.state, now.pid, now.age, now.present) == (RunState.SILENT, 42, None, {})
+    write(held, {"format": 1, "at": 1000.0, "step": 3, "pid": 42})
+    assert read_status(held, now=1002.0).state is RunState.RUNNING
+
+
 def test_a_free_lock_says_that_nobody_runs_whatever_the_file_says(made_up_run: RunFolder) -> None:
     write(made_up_run, {"format": 1, "at": 1000.0, "step": 3})
     now = read_status(made_up_run, now=1000.0)

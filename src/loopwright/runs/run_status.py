@@ -1,7 +1,8 @@
 """Whether a run is running, and what it does, from its `status.json` and its lock. Nobody is asked for it.
 
 The file tells what was so when it was written. The lock tells what is so now: if it is free, no process uses the run,
-whatever the file says. If it is held and the file is old, the process is alive and silent.
+whatever the file says. If it is held and the file is old, the process is alive and silent. A file that another process
+has written says nothing of the one that holds the lock now.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class RunState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StatusNow:
-    """`told` is the last status of the run, also of one that does not run any more; empty if there is none. `age` is in
-    seconds. `pid` is the process that uses the folder."""
+    """`told` is the last status of the run, also of one that does not run any more; empty if there is none. `pid` is
+    the process that uses the folder. `age` is in seconds; None if that process has told nothing yet."""
 
     state: RunState
     pid: int | None = None
@@ -58,6 +59,8 @@ def read_status(folder: RunFolder, now: float | None = None) -> StatusNow:
         age = max(0.0, (time.time() if now is None else now) - at)
     if pid is None:
         return StatusNow(RunState.NOT_RUNNING, None, age, told)
+    if told.get("pid") not in (None, pid):
+        return StatusNow(RunState.SILENT, pid, None, told)
     is_fresh = age is not None and age < OLD_SECONDS
     return StatusNow(RunState.RUNNING if is_fresh else RunState.SILENT, pid, age, told)
 
