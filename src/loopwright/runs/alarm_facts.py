@@ -15,6 +15,13 @@ LATEST_DRAWS = 500
 """Failures are looked for among so many of a task set's latest draws, because a run may have millions of rollouts."""
 
 
+_EQUAL = (
+    f"(SELECT min({VALUE}) = max({VALUE}) FROM rollouts AS r"
+    " WHERE (r.task_set, r.draw, r.round) = (g.task_set, g.draw, g.round))"
+)
+"""Whether all scored members of a group have the same reward."""
+
+
 class AlarmExample(NamedTuple):
     """One rollout that shows an alarm."""
 
@@ -69,7 +76,8 @@ def _chosen(db: sqlite3.Connection, alarm: Alarm) -> tuple[str, str, list[Any]]:
             return f"{latest} AND ({CAUSE}) = ?", "draw DESC, round DESC, r.member", [*values, alarm.cause]
         case AlarmKind.NO_SIGNAL:
             latest, values = _latest(db, alarm)
-            return f"{latest} AND g.status = 'filtered' AND r.member = 0", "draw DESC, round DESC", values
+            shows = f"(g.status = 'filtered' OR g.status = 'consumed' AND {_EQUAL})"
+            return f"{latest} AND r.member = 0 AND {shows}", "draw DESC, round DESC", values
         case AlarmKind.TRUNCATED:
             return "g.step = ? AND r.stop = 'budget'", "draw, r.member", [alarm.step]
         case AlarmKind.LENGTHS:

@@ -9,6 +9,7 @@ from typing import Any
 from loopwright.errors import RefusedError, RunError
 from loopwright.runs.alarm_facts import equal_groups, examples, latest_end
 from loopwright.runs.alarms import Alarm, AlarmKind, Vitals, alarms
+from loopwright.runs.step_groups import Wanted, has_any
 from loopwright.runs.trends import Series
 from loopwright.types import FailureCause, GroupStatus
 from loopwright.ui.answers import cut
@@ -97,5 +98,18 @@ def _links(view: RunView, alarm: Alarm) -> Iterable[dict[str, Any]]:
         yield {"key": str(one.key), "round": one.round}
     step = alarm.step if alarm.step is not None else next((one.step for one in found if one.step is not None), None)
     if step is not None:
-        status = LEFT_OUT.get(alarm.kind)
-        yield {"step": step, "status": status, "cause": alarm.cause, "task_set": cut(alarm.task_set)}
+        status, cause = _filter(view, alarm, step)
+        yield {"step": step, "status": status, "cause": cause, "task_set": cut(alarm.task_set)}
+
+
+def _filter(view: RunView, alarm: Alarm, step: int) -> tuple[GroupStatus | None, FailureCause | None]:
+    """The narrowest filter that leaves groups of that step: groups are also trained without their failed members, and
+    with rewards that are all equal."""
+    filters = ((LEFT_OUT.get(alarm.kind), alarm.cause), (None, alarm.cause))
+    try:
+        for status, cause in filters:
+            if has_any(view.database, step, Wanted(alarm.task_set, cause=cause, status=status)):
+                return status, cause
+    except (RunError, RefusedError):
+        pass
+    return None, None
