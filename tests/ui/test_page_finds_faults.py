@@ -84,7 +84,9 @@ async def made(path: Path, groups: list[tuple[int | None, list[Reward]]], lines:
 
 async def alarm_of(folder: RunFolder, kind: str) -> dict[str, Any]:
     async with PageClient(folder.path) as page:
-        return {alarm["kind"]: alarm for alarm in (await page.json("/api/runs/run/alarms"))["alarms"]}[kind]
+        told = (await page.json("/api/runs/run/alarms"))["alarms"]
+    found: dict[str, Any] = next(alarm for alarm in told if alarm["kind"] == kind)
+    return found
 
 
 async def shown_by(folder: RunFolder, link: dict[str, Any]) -> int:

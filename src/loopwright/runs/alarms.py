@@ -69,6 +69,8 @@ class Vitals:
     """The step of each engine that was lost."""
     equal: Mapping[str, Series] = field(default_factory=dict)
     task_sets: tuple[str, ...] = ()
+    samples: int = 0
+    """How many members a group is drawn with."""
     opened: float = 0.0
     """When the process began that works on the run."""
     ended: float = 0.0
@@ -146,11 +148,7 @@ def _lost_engines(vitals: Vitals) -> Iterator[Alarm]:
 
 def _failures(vitals: Vitals, task_set: str | None) -> Iterator[Alarm]:
     counts = {cause: vitals.of(f"failures/{cause}", task_set) for cause in FailureCause}
-    sizes = vitals.of("groups/size", task_set)
-    size = statistics.median(sizes.values()) if sizes else 0.0
-    ended = (vitals.of(f"groups/{how}", task_set) for how in ("trained", "filtered"))
-    scored = added(ended)
-    attempts = added([{step: size * groups for step, groups in scored.items()}, *counts.values()])
+    attempts = _attempts(vitals, task_set, added(counts.values()))
     for cause, failed in counts.items():
         share = Share(failed, attempts)
         if share.now >= FAILED_SHARE and share.part > 1:
@@ -164,6 +162,21 @@ def _failures(vitals: Vitals, task_set: str | None) -> Iterator[Alarm]:
                 severe=share.now >= BAD_SHARE,
                 cause=cause,
             )
+
+
+def _attempts(vitals: Vitals, task_set: str | None, failed: Series) -> Series:
+    """How many attempts the groups that ended in each step are known to have had. A group is trained without its failed
+    members, the scored members of a group that failed are counted nowhere, and a member may have failed before it was
+    scored."""
+    scored = added(vitals.of(f"groups/{how}", task_set) for how in ("trained", "filtered"))
+    groups, sizes = added([scored, vitals.of("groups/failed", task_set)]), vitals.of("groups/size", task_set)
+    return {
+        step: max(
+            vitals.samples * groups.get(step, 0.0),
+            sizes.get(step, vitals.samples) * scored.get(step, 0.0) + failed.get(step, 0.0),
+        )
+        for step in {*groups, *failed}
+    }
 
 
 def _no_signal(vitals: Vitals, task_set: str | None) -> Iterator[Alarm]:

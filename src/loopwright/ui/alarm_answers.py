@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from loopwright.errors import RefusedError, RunError
@@ -13,6 +13,7 @@ from loopwright.runs.step_groups import Wanted, has_any
 from loopwright.runs.trends import Series
 from loopwright.types import FailureCause, GroupStatus
 from loopwright.ui.answers import cut
+from loopwright.ui.run_answers import stored_config
 from loopwright.ui.run_view import RunView
 
 LOOKED_AT = (
@@ -22,12 +23,14 @@ LOOKED_AT = (
     "reward/mean",
     "groups/trained",
     "groups/filtered",
+    "groups/failed",
     "groups/size",
     *(f"failures/{cause}" for cause in FailureCause),
 )
 """Metrics that the rules need, of the run and of each of its task sets."""
 SIGNAL_STEPS = 30
 """How many steps are searched for groups with equal rewards."""
+MOST_SAMPLES = 1 << 20
 LEFT_OUT = {AlarmKind.FAILURES: GroupStatus.FAILED, AlarmKind.NO_SIGNAL: GroupStatus.FILTERED}
 
 
@@ -46,7 +49,14 @@ def _vitals(view: RunView, alive: bool) -> Vitals:
     equal = _equal(view, step - SIGNAL_STEPS)
     opened, times = view.opened_at() if alive else 0.0, view.times()
     ended = _ended(view) if len(times) < 2 else 0.0
-    return Vitals(series, times, time.time(), alive, step, lost, equal, tuple(task_sets), opened, ended)
+    return Vitals(series, times, time.time(), alive, step, lost, equal, tuple(task_sets), _samples(view), opened, ended)
+
+
+def _samples(view: RunView) -> int:
+    """How many members a group is drawn with: 0 if the config does not say so."""
+    rollout = stored_config(view).get("rollout")
+    found = rollout.get("samples_per_task") if isinstance(rollout, Mapping) else None
+    return found if isinstance(found, int) and 0 < found < MOST_SAMPLES else 0
 
 
 def _ended(view: RunView) -> float:
