@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import sqlite3
 import tarfile
@@ -232,3 +233,13 @@ async def test_a_run_that_does_not_run_tells_nothing_of_the_present(made_up_run:
     assert health["status"] == timeline["status"] == overview["status"]
     assert (overview["status"]["state"], overview["status"]["told"]) == ("not running", {})
     assert earlier["status"] is None
+
+
+async def test_the_page_is_told_how_a_run_ended(made_up_run: RunFolder) -> None:
+    ended = {"how": "error", "error": "16 groups in a row failed", "at": 5.0}
+    async with PageClient(made_up_run.path) as page:
+        before = await page.json(RUN)
+        made_up_run.status.write_text(json.dumps({"format": 1, "at": 5.0, "ended": ended}))
+        overview, status = await page.json(RUN), await page.json(f"{RUN}/status")
+    assert before["ended"] is None
+    assert overview["ended"] == status["status"]["ended"] == ended

@@ -13,6 +13,8 @@ from page_client import PageClient
 from planted_run import DRIFTS, ENGINE_DIES, JUDGE_FAILS, NO_SIGNAL, SETTINGS, STEPS
 
 from loopwright.buffer.storage.sqlite import SqliteStorage
+from loopwright.ports import StalePolicy
+from loopwright.runs.alarm_facts import unfinished
 from loopwright.runs.run_folder import RunFolder
 from loopwright.types import (
     Episode,
@@ -121,6 +123,27 @@ async def test_groups_that_trained_without_a_failed_member_are_shown(tmp_path: P
     link = alarm["links"][-1]
     assert (link["step"], link["status"], link["cause"]) == (5, None, "judge")
     assert await shown_by(folder, link) == 1
+
+
+async def test_failures_of_a_step_that_was_never_finished_are_told(tmp_path: Path) -> None:
+    """The run died of its judge, so no metric tells of these groups. Those of the steps before are many and sound."""
+    sound: list[Reward] = [Scored(1.0), Scored(0.0), Scored(0.5), Scored(1.0)]
+    groups: list[tuple[int | None, list[Reward]]] = [(step, sound) for step in range(1, 6)]
+    groups += [(None, [BROKEN, BROKEN, BROKEN, Scored(1.0)])] * 4
+    numbers = {"groups/trained": 500.0, "groups/failed": 0.0, "groups/size": 4.0, "failures/judge": 0.0}
+    folder = await made(tmp_path, groups, [{"step": step, **numbers} for step in range(1, 6)])
+    alarm = await alarm_of(folder, "failures")
+    assert alarm["severe"]
+    assert alarm["numbers"].startswith("12 of 8016 attempts in steps 2 to 6 (0%); 12 of 16 in step 6, which is")
+    *examples, link = alarm["links"]
+    assert examples[0]["key"] == "sums/000008/00/0"
+    assert (link["step"], link["status"], link["cause"]) == (6, "failed", "judge")
+    assert await shown_by(folder, link) == 4
+    with RunFolder.open(folder.path, {**SETTINGS, "task_sets": [{"name": "sums"}]}):
+        async with SqliteStorage(folder.rollouts) as storage, PageClient(folder.path) as page:
+            assert (await page.json("/api/runs/run/alarms"))["alarms"] == [], "it goes on, and may mend itself"
+            await storage.resume(["sums"], step=5, next_draws=None, policy=StalePolicy())
+    assert unfinished(folder.rollouts) == {}, "they are of a lineage that is over"
 
 
 async def test_a_run_that_stands_still_in_its_first_step_says_so(tmp_path: Path) -> None:

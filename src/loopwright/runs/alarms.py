@@ -54,6 +54,15 @@ class Alarm:
 
 
 @dataclass(frozen=True, slots=True)
+class Unfinished:
+    """What ended of one task set since the last step: no metric says it before the next one is trained. `failed`
+    counts the failed ones of the `attempts` by cause."""
+
+    attempts: int = 0
+    failed: Mapping[FailureCause, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Vitals:
     """What the rules look at. `equal` are groups that were trained although all their rewards are equal, by task set
     and step."""
@@ -75,6 +84,8 @@ class Vitals:
     """When the process began that works on the run."""
     ended: float = 0.0
     """When a piece of work or a rollout ended last, if there is no usual step yet."""
+    unfinished: Mapping[str, Unfinished] = field(default_factory=dict)
+    """By task set."""
 
     def of(self, name: str, task_set: str | None) -> Series:
         return self.series.get(name if task_set is None else f"{name}/{task_set}", {})
@@ -149,17 +160,26 @@ def _lost_engines(vitals: Vitals) -> Iterator[Alarm]:
 def _failures(vitals: Vitals, task_set: str | None) -> Iterator[Alarm]:
     counts = {cause: vitals.of(f"failures/{cause}", task_set) for cause in FailureCause}
     attempts = _attempts(vitals, task_set, added(counts.values()))
-    for cause, failed in counts.items():
-        share = Share(failed, attempts)
-        if share.now >= FAILED_SHARE and share.part > 1:
+    begun = [one for name, one in vitals.unfinished.items() if task_set in (None, name) and one.attempts]
+    under_way, whole = vitals.step + 1, float(sum(one.attempts for one in begun))
+    for cause, counted in counts.items():
+        failed = dict(counted)
+        if part := sum(one.failed.get(cause, 0) for one in begun):
+            failed[under_way] = float(part)
+        share = Share(failed, {**attempts, under_way: whole} if whole else attempts)
+        # Thousands of attempts before do not make a step harmless in which the run has ended.
+        is_end = not vitals.alive and whole > 1 and part >= BAD_SHARE * whole
+        if (share.now >= FAILED_SHARE and share.part > 1) or is_end:
+            unfinished = f"; {part} of {whole:.0f} in step {under_way}, which is not finished" if part else ""
             yield Alarm(
                 AlarmKind.FAILURES,
                 f"Rollouts fail: {cause}",
-                f"{share.part:.0f} of {share.whole:.0f} attempts in {share.where} ({share.now:.0%})",
-                f"at least {FAILED_SHARE:.0%} of the attempts of the last {RECENT} steps fail for one cause",
-                since=share.since(FAILED_SHARE),
+                f"{share.part:.0f} of {share.whole:.0f} attempts in {share.where} ({share.now:.0%}){unfinished}",
+                f"at least {FAILED_SHARE:.0%} of the attempts of the last {RECENT} steps fail for one cause, or"
+                f" {BAD_SHARE:.0%} in the step in which the run has ended",
+                since=share.since(FAILED_SHARE) or share.latest,
                 step=share.latest,
-                severe=share.now >= BAD_SHARE,
+                severe=share.now >= BAD_SHARE or is_end,
                 cause=cause,
             )
 

@@ -57,6 +57,7 @@ class FirstScreen:
             "pid": self.status.pid,
             "status_age": self.status.age,
             "status": self.status.present,
+            "ended": None if self.status.ended is None else self.status.ended.as_json(),
             "step": self.step,
             "steps": self.steps,
             "finished": self.is_finished,

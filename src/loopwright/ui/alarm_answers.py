@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from loopwright.errors import RefusedError, RunError
-from loopwright.runs.alarm_facts import equal_groups, examples, latest_end
+from loopwright.runs.alarm_facts import equal_groups, examples, latest_end, unfinished
 from loopwright.runs.alarms import Alarm, AlarmKind, Vitals, alarms
 from loopwright.runs.step_groups import Wanted, has_any
 from loopwright.runs.trends import Series
@@ -49,7 +49,20 @@ def _vitals(view: RunView, alive: bool) -> Vitals:
     equal = _equal(view, step - SIGNAL_STEPS)
     opened, times = view.opened_at() if alive else 0.0, view.times()
     ended = _ended(view) if len(times) < 2 else 0.0
-    return Vitals(series, times, time.time(), alive, step, lost, equal, tuple(task_sets), _samples(view), opened, ended)
+    return Vitals(
+        series,
+        times,
+        time.time(),
+        alive,
+        step,
+        lost,
+        equal,
+        tuple(task_sets),
+        samples=_samples(view),
+        opened=opened,
+        ended=ended,
+        unfinished=unfinished(view.database) if view.inside(view.folder.rollouts).is_file() else {},
+    )
 
 
 def _samples(view: RunView) -> int:
