@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from page_client import PageClient
-from planted_run import DRIFTS, ENGINE_DIES, JUDGE_FAILS, NO_SIGNAL, SETTINGS, STEPS
+from planted_run import DRIFTS, ENGINE_DIES, JUDGE_FAILS, NO_SIGNAL, SETTINGS, STEP_SECONDS, STEPS
 
 from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.ports import StalePolicy
@@ -144,6 +144,11 @@ async def test_failures_of_a_step_that_was_never_finished_are_told(tmp_path: Pat
             assert (await page.json("/api/runs/run/alarms"))["alarms"] == [], "it goes on, and may mend itself"
             await storage.resume(["sums"], step=5, next_draws=None, policy=StalePolicy())
     assert unfinished(folder.rollouts) == {}, "they are of a lineage that is over"
+
+
+async def test_the_time_of_a_step_is_what_passes_between_steps(planted_run: RunFolder) -> None:
+    async with PageClient(planted_run.path) as page:
+        assert (await page.json(f"/api/runs/{quote(planted_run.path.name, safe='')}"))["step_seconds"] == STEP_SECONDS
 
 
 async def test_a_run_that_stands_still_in_its_first_step_says_so(tmp_path: Path) -> None:

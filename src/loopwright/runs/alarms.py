@@ -110,6 +110,11 @@ def _where(rule: Rule, vitals: Vitals) -> list[Alarm]:
     return of_sets if of_sets and not all(own.values()) else list(rule(vitals, None))
 
 
+def stall_seconds(usual: float) -> float:
+    """After how long without a step a run stands still, if a step usually takes `usual` seconds."""
+    return max(STALL_SECONDS, STALL_TIMES * usual)
+
+
 def _stall(vitals: Vitals) -> Iterator[Alarm]:
     if not vitals.alive:
         return
@@ -118,7 +123,7 @@ def _stall(vitals: Vitals) -> Iterator[Alarm]:
         return
     usual = statistics.median(after - before for before, after in zip(vitals.times, vitals.times[1:], strict=False))
     # A run that is resumed stood still on purpose.
-    waited, most = vitals.now - max(vitals.times[-1], vitals.opened), max(STALL_SECONDS, STALL_TIMES * usual)
+    waited, most = vitals.now - max(vitals.times[-1], vitals.opened), stall_seconds(usual)
     if waited > most:
         yield Alarm(
             AlarmKind.STALL,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from loopwright.errors import LoopwrightError
+from loopwright.runs.first_screen import pace
 from loopwright.runs.lock_holder import lock_holder
 from loopwright.runs.run_status import read_status
 from loopwright.ui.answers import cut, numbers
@@ -76,6 +77,7 @@ def overview(view: RunView, asked: Asked) -> dict[str, Any]:
         "alive": is_alive(view),
         "status": status,
         "ended": status["ended"],
+        "step_seconds": pace(view.times(), view.opened_at()),
         "metrics": view.metric_names(),
         "steps": _at(config, "trainer", "steps"),
         "task_sets": cut([str(one.get("name")) for one in _task_sets(config)]),
