@@ -148,6 +148,13 @@ def test_attempts_are_those_that_were_made(case: dict[str, float], numbers: str)
     assert found.numbers.startswith(numbers)
 
 
+def test_a_fault_that_comes_and_goes_says_when_it_came_first() -> None:
+    comes = {step: 40.0 if step in (3, 4, 12, 29) else 0.0 for step in STEPS}
+    found = only(changed(failures__judge=comes))
+    assert (found.since, found.numbers.split("; ")[1:]) == (29, ["first in step 3, 160 in all"])
+    assert ";" not in only(changed(failures__judge=since(29, 0, 20))).numbers
+
+
 VALUES = st.dictionaries(st.integers(1, 60), st.floats(0, 1e6), max_size=40)
 
 

@@ -175,14 +175,20 @@ def _failures(vitals: Vitals, task_set: str | None) -> Iterator[Alarm]:
         # Thousands of attempts before do not make a step harmless in which the run has ended.
         is_end = not vitals.alive and whole > 1 and part >= BAD_SHARE * whole
         if (share.now >= FAILED_SHARE and share.part > 1) or is_end:
-            unfinished = f"; {part} of {whole:.0f} in step {under_way}, which is not finished" if part else ""
+            numbers = f"{share.part:.0f} of {share.whole:.0f} attempts in {share.where} ({share.now:.0%})"
+            if part:
+                numbers += f"; {part} of {whole:.0f} in step {under_way}, which is not finished"
+            # A fault that comes and goes began before the stretch that goes on now.
+            begin, since = share.first, share.since(FAILED_SHARE) or share.latest
+            if begin != since:
+                numbers += f"; first in step {begin}, {sum(failed.values()):.0f} in all"
             yield Alarm(
                 AlarmKind.FAILURES,
                 f"Rollouts fail: {cause}",
-                f"{share.part:.0f} of {share.whole:.0f} attempts in {share.where} ({share.now:.0%}){unfinished}",
+                numbers,
                 f"at least {FAILED_SHARE:.0%} of the attempts of the last {RECENT} steps fail for one cause, or"
                 f" {BAD_SHARE:.0%} in the step in which the run has ended",
-                since=share.since(FAILED_SHARE) or share.latest,
+                since=since,
                 step=share.latest,
                 severe=share.now >= BAD_SHARE or is_end,
                 cause=cause,
