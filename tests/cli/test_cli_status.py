@@ -55,6 +55,23 @@ def test_a_run_that_ended_says_how_far_it_came(made_up_run: RunFolder, capfd: py
     assert json.loads(status(capfd, made_up_run, "--json"))["state"] == "not running"
 
 
+@pytest.mark.parametrize(
+    ("ended", "says"),
+    [
+        ({"how": "stopped", "error": None, "at": 1.0}, "adding, stopped; the same train command goes on"),
+        ({"how": "error", "error": "16 groups\x1b[31m failed", "at": 1.0}, "error       16 groups␛[31m failed ("),
+    ],
+)
+def test_a_run_that_ended_says_how(
+    made_up_run: RunFolder, capfd: pytest.CaptureFixture[str], ended: dict[str, Any], says: str
+) -> None:
+    made_up_run.status.write_text(json.dumps({"format": 1, "at": 1.0, "ended": ended}))
+    out = status(capfd, made_up_run)
+    assert says in out
+    assert ("adding, ended with an error" in out) is (ended["how"] == "error")
+    assert json.loads(status(capfd, made_up_run, "--json"))["ended"]["how"] == ended["how"]
+
+
 def test_a_live_run_says_who_waits_for_whom(
     made_up_run: RunFolder, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 import loopwright.build.status
 from loopwright.build import open_run
 from loopwright.config import load
+from loopwright.errors import BudgetError
 from loopwright.runs.first_screen import first_screen
 from loopwright.runs.run_folder import RunFolder
 from loopwright.runs.run_status import RunState, read_status
@@ -76,11 +77,24 @@ async def test_a_run_says_what_it_does_while_it_does_it(write_config: WriteConfi
 
     ended = read_status(folder)
     assert (ended.state, ended.present, ended.told["step"]) == (RunState.NOT_RUNNING, {}, 2)
+    assert ended.ended is not None
+    assert (ended.ended.how, ended.ended.error) == ("finished", None)
     screen = first_screen(folder)
     assert (screen.step, screen.steps, screen.is_finished) == (2, 2, True)
     assert screen.conservation == {"train": {"consumed": 6}}
     assert screen.seconds_per_step is not None
     assert 0.3 <= screen.seconds_per_step < 30
+
+
+async def test_a_run_that_dies_of_its_judge_says_so(write_config: WriteConfig, tmp_path: Path) -> None:
+    file = write_config(eval=None, trainer__export=False, produce={"failure_budget": 2})
+    (tmp_path / "judger.py").write_text("async def judge(task, episode):\n    return {}[task.truth]\n")
+    with pytest.raises(BudgetError) as caught:
+        async with open_run(load(file), cache=tmp_path, stop=asyncio.Event()) as run:
+            await run.train()
+    now = read_status(RunFolder(tmp_path / "run"))
+    assert now.ended is not None
+    assert (now.ended.how, now.ended.error, now.told["step"]) == ("error", caught.value.message, 0)
 
 
 @pytest.mark.usefixtures("told_often")

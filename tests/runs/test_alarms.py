@@ -124,6 +124,37 @@ def test_a_fault_of_one_task_set_is_told_of_it_alone() -> None:
     assert only(replace(WELL, series=both, task_sets=("a", "b"))).task_set is None
 
 
+@pytest.mark.parametrize(
+    ("case", "numbers"),
+    [
+        # One of four members of each group fails, and the others are trained.
+        ({"trained": 4, "failed": 0, "size": 3, "judge": 4}, "20 of 80 attempts"),
+        # One of four groups fails, by two of its members: the two that were scored are attempts too.
+        ({"trained": 3, "failed": 1, "size": 4, "judge": 2}, "10 of 80 attempts"),
+        # Each group has a member that fails, and is made again.
+        ({"trained": 4, "failed": 0, "size": 4, "judge": 4}, "20 of 100 attempts"),
+        # All groups fail, so that no size is known.
+        ({"trained": 0, "failed": 4, "size": 0, "judge": 16}, "80 of 80 attempts"),
+    ],
+)
+def test_attempts_are_those_that_were_made(case: dict[str, float], numbers: str) -> None:
+    series: dict[str, Mapping[int, float]] = {
+        "groups/trained": since(26, 4, case["trained"]),
+        "groups/failed": since(26, 0, case["failed"]),
+        "groups/size": since(26, 4, case["size"]) if case["size"] else dict.fromkeys(range(1, 26), 4.0),
+        "failures/judge": since(26, 0, case["judge"]),
+    }
+    found = only(Vitals(series, TIMES, samples=4))
+    assert found.numbers.startswith(numbers)
+
+
+def test_a_fault_that_comes_and_goes_says_when_it_came_first() -> None:
+    comes = {step: 40.0 if step in (3, 4, 12, 29) else 0.0 for step in STEPS}
+    found = only(changed(failures__judge=comes))
+    assert (found.since, found.numbers.split("; ")[1:]) == (29, ["first in step 3, 160 in all"])
+    assert ";" not in only(changed(failures__judge=since(29, 0, 20))).numbers
+
+
 VALUES = st.dictionaries(st.integers(1, 60), st.floats(0, 1e6), max_size=40)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from loopwright.runs.first_screen import first_screen
+from loopwright.runs.first_screen import first_screen, pace
 from loopwright.runs.run_folder import RunFolder
 from loopwright.runs.run_status import OLD_SECONDS, RunState, read_status
 
@@ -36,6 +36,15 @@ def test_an_old_status_tells_nothing_of_the_present(held: RunFolder) -> None:
     assert (now.state, now.present, now.told["step"]) == (RunState.SILENT, {}, 3)
 
 
+def test_what_a_dead_process_told_is_not_the_present_of_the_next_one(held: RunFolder) -> None:
+    """After a kill and a resume, the file is that of the dead process until the new one has opened the run."""
+    write(held, {"format": 1, "at": 1000.0, "step": 3, "pid": 41})
+    now = read_status(held, now=1002.0)
+    assert (now.state, now.pid, now.age, now.present) == (RunState.SILENT, 42, None, {})
+    write(held, {"format": 1, "at": 1000.0, "step": 3, "pid": 42})
+    assert read_status(held, now=1002.0).state is RunState.RUNNING
+
+
 def test_a_free_lock_says_that_nobody_runs_whatever_the_file_says(made_up_run: RunFolder) -> None:
     write(made_up_run, {"format": 1, "at": 1000.0, "step": 3})
     now = read_status(made_up_run, now=1000.0)
@@ -56,6 +65,33 @@ def test_a_run_without_a_status_has_a_first_screen(made_up_run: RunFolder) -> No
     assert screen.evaluations["heldout/greedy"] == ((0, 0.5), (3, 1.0))
     assert screen.conservation == {"train": {"consumed": 6}}
     assert screen.as_json()["finished"] is False
+
+
+def test_the_time_of_a_step_is_what_passes_between_steps(made_up_run: RunFolder) -> None:
+    """Most steps take 0.1 s, and some wait for 10 s, which is no part of their phases."""
+    lines, at = list[str](), 1000.0
+    for step in range(1, 42):
+        at += 10.1 if step % 4 == 0 else 0.1
+        lines.append(json.dumps({"step": step, "time": at, "reward/mean": 1.0, "time/train": 0.1}))
+        lines.append(json.dumps({"step": step, "time": at + 0.05, "eval/heldout/reward": 1.0}))
+    made_up_run.metrics.write_text("\n".join(lines) + "\n")
+    assert first_screen(made_up_run).seconds_per_step == pytest.approx((5 * 10.1 + 15 * 0.1) / 20)
+
+
+@pytest.mark.parametrize(
+    ("times", "opened", "expected"),
+    [
+        ([], 0.0, None),
+        ([5.0], 0.0, None),
+        ([5.0, 5.0], 0.0, None),
+        ([0.0, 10.0, 20.0, 40_000.0, 40_010.0], 0.0, 10.0),
+        ([0.0, 10.0, 20.0, 300.0, 310.0], 290.0, 10.0),
+        ([0.0, 300.0], 290.0, None),
+    ],
+    ids=["no step", "one", "no time", "a night", "a resume", "only a resume"],
+)
+def test_a_pause_is_no_step(times: list[float], opened: float, expected: float | None) -> None:
+    assert pace(times, opened) == expected
 
 
 def test_a_run_that_has_stored_nothing_yet_has_one_too(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import sqlite3
 import tarfile
@@ -20,7 +21,7 @@ from loopwright.ports import StalePolicy
 from loopwright.runs.auditing.audit import audit
 from loopwright.runs.run_folder import RunFolder
 from loopwright.runs.stored_run import StoredRun
-from loopwright.types import RolloutKey
+from loopwright.types import Failed, FailureCause, GroupStatus, Rollout, RolloutKey, Task, Timing
 
 HERE = Path(__file__).parent
 OLD = sorted((HERE.parent / "compat" / "0.1.0").glob("*.tar.xz"))
@@ -58,6 +59,21 @@ async def test_a_step_shows_its_groups_and_filters_them(made_up_run: RunFolder) 
     assert only["total"] == 2
     assert none["total"] == 0
     assert [group["draw"] for group in small["groups"]] == [3]
+
+
+async def test_only_rewards_that_are_there_can_be_equal(made_up_run: RunFolder) -> None:
+    async with SqliteStorage(made_up_run.rollouts) as storage:
+        task = Task.ask("x", "What is x?")
+        row = await storage.draw("train", 6, task, 3)
+        for member in (0, 1):
+            failure = Failed(FailureCause.JUDGE, "KeyError", "no truth")
+            await storage.put(row, Rollout(RolloutKey("train", 6, member), task, None, failure, Timing(1.0)))
+        await storage.mark([("train", 6)], GroupStatus.FAILED)
+    async with PageClient(made_up_run.path) as page:
+        (failed,) = (await page.json(f"{RUN}/step", step=4, status="failed"))["groups"]
+        equal = (await page.json(f"{RUN}/step", step=1))["groups"]
+    assert (failed["mean"], failed["has_signal"]) == (None, True)
+    assert [group["has_signal"] for group in equal] == [False, False]
 
 
 async def test_a_rollout_and_its_tokens_are_those_of_the_database(made_up_run: RunFolder) -> None:
@@ -217,3 +233,13 @@ async def test_a_run_that_does_not_run_tells_nothing_of_the_present(made_up_run:
     assert health["status"] == timeline["status"] == overview["status"]
     assert (overview["status"]["state"], overview["status"]["told"]) == ("not running", {})
     assert earlier["status"] is None
+
+
+async def test_the_page_is_told_how_a_run_ended(made_up_run: RunFolder) -> None:
+    ended = {"how": "error", "error": "16 groups in a row failed", "at": 5.0}
+    async with PageClient(made_up_run.path) as page:
+        before = await page.json(RUN)
+        made_up_run.status.write_text(json.dumps({"format": 1, "at": 5.0, "ended": ended}))
+        overview, status = await page.json(RUN), await page.json(f"{RUN}/status")
+    assert before["ended"] is None
+    assert overview["ended"] == status["status"]["ended"] == ended

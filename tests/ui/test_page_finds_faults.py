@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from page_client import PageClient
-from planted_run import DRIFTS, ENGINE_DIES, JUDGE_FAILS, NO_SIGNAL, SETTINGS, STEPS
+from planted_run import DRIFTS, ENGINE_DIES, JUDGE_FAILS, NO_SIGNAL, SETTINGS, STEP_SECONDS, STEPS
 
 from loopwright.buffer.storage.sqlite import SqliteStorage
+from loopwright.ports import StalePolicy
+from loopwright.runs.alarm_facts import unfinished
 from loopwright.runs.run_folder import RunFolder
-from loopwright.types import Rollout, RolloutKey, Scored, Task, Timing
+from loopwright.types import (
+    Episode,
+    Failed,
+    FailureCause,
+    Group,
+    GroupStatus,
+    Reward,
+    Rollout,
+    RolloutKey,
+    Scored,
+    Task,
+    Timing,
+)
 
 
 async def test_each_planted_fault_has_an_alarm(planted_run: RunFolder) -> None:
@@ -43,6 +59,96 @@ async def test_each_planted_fault_has_an_alarm(planted_run: RunFolder) -> None:
             (step,) = (link for link in alarm["links"] if "step" in link)
             asked = {name: step[name] for name in ("step", "status", "cause", "task_set") if step[name] is not None}
             assert (await page.json(f"{run}/step", **asked))["total"] > 0
+
+
+async def made(path: Path, groups: list[tuple[int | None, list[Reward]]], lines: list[dict[str, float]]) -> RunFolder:
+    """A run of these metrics. Each of its groups was trained in that step, or failed (None), and its members have these
+    rewards."""
+    with RunFolder.open(path / "run", {**SETTINGS, "task_sets": [{"name": "sums"}]}) as folder:
+        async with SqliteStorage(folder.rollouts) as storage:
+            for draw, (step, rewards) in enumerate(groups):
+                task = Task.ask(f"{draw}", f"What is {draw}+1?")
+                row = await storage.draw("sums", draw, task, 0)
+                members = [
+                    Rollout(RolloutKey("sums", draw, member), task, Episode((), ()), reward, Timing(1.0, 1.0))
+                    for member, reward in enumerate(rewards)
+                ]
+                for one in members:
+                    await storage.put(row, one)
+                status = GroupStatus.FAILED if step is None else GroupStatus.COMPLETED
+                await storage.mark([("sums", draw)], status)
+                if step is not None:
+                    scored = tuple(one for one in members if isinstance(one.reward, Scored))
+                    await storage.consume([Group("sums", draw, task, scored)], step)
+        folder.metrics.write_text("".join(json.dumps({"time": 60.0 * line["step"], **line}) + "\n" for line in lines))
+    return folder
+
+
+async def alarm_of(folder: RunFolder, kind: str) -> dict[str, Any]:
+    async with PageClient(folder.path) as page:
+        told = (await page.json("/api/runs/run/alarms"))["alarms"]
+    found: dict[str, Any] = next(alarm for alarm in told if alarm["kind"] == kind)
+    return found
+
+
+async def shown_by(folder: RunFolder, link: dict[str, Any]) -> int:
+    """How many groups the page shows behind a link to a step."""
+    asked = {name: link[name] for name in ("step", "status", "cause", "task_set") if link[name] is not None}
+    async with PageClient(folder.path) as page:
+        return int((await page.json("/api/runs/run/step", **asked))["total"])
+
+
+async def test_groups_that_trained_with_equal_rewards_are_shown(tmp_path: Path) -> None:
+    """None of them was filtered."""
+    groups: list[tuple[int | None, list[Reward]]] = [(step, [Scored(1.0), Scored(1.0)]) for step in range(1, 6)]
+    lines = [{"step": step, "groups/trained": 1.0, "groups/filtered": 0.0} for step in range(1, 6)]
+    folder = await made(tmp_path, groups, lines)
+    alarm = await alarm_of(folder, "no_signal")
+    assert alarm["numbers"].startswith("5 of 5 groups in steps 1 to 5")
+    *examples, link = alarm["links"]
+    assert [one["key"] for one in examples] == [f"sums/{draw:06}/00/0" for draw in (4, 3, 2)]
+    assert (link["step"], link["status"], await shown_by(folder, link)) == (5, None, 1)
+
+
+BROKEN = Failed(FailureCause.JUDGE, "KeyError", "judge.py:3 'answer'")
+
+
+async def test_groups_that_trained_without_a_failed_member_are_shown(tmp_path: Path) -> None:
+    """No group failed as a whole."""
+    numbers = {"groups/trained": 1.0, "groups/failed": 0.0, "groups/size": 3.0, "failures/judge": 1.0}
+    rewards: list[Reward] = [Scored(1.0), Scored(0.0), Scored(0.5), BROKEN]
+    groups: list[tuple[int | None, list[Reward]]] = [(step, rewards) for step in range(1, 6)]
+    folder = await made(tmp_path, groups, [{"step": step, **numbers} for step in range(1, 6)])
+    alarm = await alarm_of(folder, "failures")
+    link = alarm["links"][-1]
+    assert (link["step"], link["status"], link["cause"]) == (5, None, "judge")
+    assert await shown_by(folder, link) == 1
+
+
+async def test_failures_of_a_step_that_was_never_finished_are_told(tmp_path: Path) -> None:
+    """The run died of its judge, so no metric tells of these groups. Those of the steps before are many and sound."""
+    sound: list[Reward] = [Scored(1.0), Scored(0.0), Scored(0.5), Scored(1.0)]
+    groups: list[tuple[int | None, list[Reward]]] = [(step, sound) for step in range(1, 6)]
+    groups += [(None, [BROKEN, BROKEN, BROKEN, Scored(1.0)])] * 4
+    numbers = {"groups/trained": 500.0, "groups/failed": 0.0, "groups/size": 4.0, "failures/judge": 0.0}
+    folder = await made(tmp_path, groups, [{"step": step, **numbers} for step in range(1, 6)])
+    alarm = await alarm_of(folder, "failures")
+    assert alarm["severe"]
+    assert alarm["numbers"].startswith("12 of 8016 attempts in steps 2 to 6 (0%); 12 of 16 in step 6, which is")
+    *examples, link = alarm["links"]
+    assert examples[0]["key"] == "sums/000008/00/0"
+    assert (link["step"], link["status"], link["cause"]) == (6, "failed", "judge")
+    assert await shown_by(folder, link) == 4
+    with RunFolder.open(folder.path, {**SETTINGS, "task_sets": [{"name": "sums"}]}):
+        async with SqliteStorage(folder.rollouts) as storage, PageClient(folder.path) as page:
+            assert (await page.json("/api/runs/run/alarms"))["alarms"] == [], "it goes on, and may mend itself"
+            await storage.resume(["sums"], step=5, next_draws=None, policy=StalePolicy())
+    assert unfinished(folder.rollouts) == {}, "they are of a lineage that is over"
+
+
+async def test_the_time_of_a_step_is_what_passes_between_steps(planted_run: RunFolder) -> None:
+    async with PageClient(planted_run.path) as page:
+        assert (await page.json(f"/api/runs/{quote(planted_run.path.name, safe='')}"))["step_seconds"] == STEP_SECONDS
 
 
 async def test_a_run_that_stands_still_in_its_first_step_says_so(tmp_path: Path) -> None:

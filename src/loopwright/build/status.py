@@ -7,8 +7,6 @@ model or a task. A status that cannot be written never stops a run.
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
 import os
 import time
 from collections.abc import AsyncIterator
@@ -21,12 +19,9 @@ from loopwright.build.standing import Standing
 from loopwright.core.in_flight import RolloutInFlight, Stage
 from loopwright.ports import Learner
 from loopwright.produce import AgentLoopManager
-from loopwright.runs.durable import draft_of
-from loopwright.runs.run_status import FORMAT, WRITTEN_EVERY_SECONDS
+from loopwright.runs.run_status import FORMAT, WRITTEN_EVERY_SECONDS, write_status
 from loopwright.track.phases import Phases
 from loopwright.trainers.watchdog import Watchdog
-
-log = logging.getLogger("loopwright")
 
 OLDEST = 20
 """How many of the rollouts in flight are named."""
@@ -114,18 +109,7 @@ async def _keep_writing(status: RunStatus, closing: asyncio.Event) -> None:
     while not is_last:
         is_last = closing.is_set()
         # In a thread: a slow disk must not hold up the run.
-        await asyncio.to_thread(_write, status, status.now())
+        await asyncio.to_thread(write_status, status.standing.folder, status.now())
         with suppress(TimeoutError):
             async with asyncio.timeout(0 if is_last else WRITTEN_EVERY_SECONDS):
                 await closing.wait()
-
-
-def _write(status: RunStatus, told: dict[str, Any]) -> None:
-    """Replace the file. It is not flushed to disk: after a power cut nobody asks what the run was doing."""
-    path = status.standing.folder.status
-    draft = draft_of(path)
-    try:
-        draft.write_text(json.dumps(told, default=str), encoding="utf-8")
-        draft.replace(path)
-    except OSError as error:
-        log.debug("%s cannot be written: %s", path, error)

@@ -47,6 +47,8 @@ def _lines(screen: FirstScreen) -> Iterator[tuple[str, str, str]]:
 
     told = screen.status.present
     yield "run", f"{screen.run}, {_state(screen)}", "bold"
+    if (end := screen.status.ended) is not None and end.error is not None:
+        yield "error", f"{end.error} ({_for(end.at)} ago)", "red"
     left = screen.seconds_left if told else None
     pace = f", {duration(screen.seconds_per_step)} per step" if screen.seconds_per_step else ""
     yield (
@@ -95,7 +97,18 @@ def _state(screen: FirstScreen) -> str:
             heard = "nothing" if now.age is None else f"nothing for {duration(now.age)}"
             return f"process {now.pid} uses it and has told {heard}"
         case _:
-            return "finished" if screen.is_finished else "not running; the same train command goes on"
+            return _ended(screen)
+
+
+def _ended(screen: FirstScreen) -> str:
+    from loopwright.runs.run_status import EndedHow
+
+    end = screen.status.ended
+    if end is not None and end.how is EndedHow.ERROR:
+        return "ended with an error; the same train command goes on"
+    if screen.is_finished:
+        return "finished"
+    return f"{'not running' if end is None else 'stopped'}; the same train command goes on"
 
 
 def _engine(engine: dict[str, Any], told: dict[str, Any]) -> str:

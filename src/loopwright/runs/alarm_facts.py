@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from loopwright.buffer.storage.schema import snapshot
-from loopwright.runs.alarms import Alarm, AlarmKind
-from loopwright.runs.step_groups import CAUSE, VALUE
-from loopwright.types import RolloutKey
+from loopwright.runs.alarms import Alarm, AlarmKind, Unfinished
+from loopwright.runs.step_groups import CAUSE, VALUE, place_of_step
+from loopwright.types import FailureCause, RolloutKey
 
 LATEST_DRAWS = 500
 """Failures are looked for among so many of a task set's latest draws, because a run may have millions of rollouts."""
+
+
+_EQUAL = (
+    f"(SELECT min({VALUE}) = max({VALUE}) FROM rollouts AS r"
+    " WHERE (r.task_set, r.draw, r.round) = (g.task_set, g.draw, g.round))"
+)
+"""Whether all scored members of a group have the same reward."""
+
+
+_ENDED = (
+    "SELECT task_set, draw, round FROM trail WHERE place > ? AND member IS NULL AND event IN"
+    " ('completed', 'filtered', 'failed') AND lineage = (SELECT max(lineage) FROM trail)"
+)
+"""Groups that ended behind a place of the trail, in the present lineage."""
 
 
 class AlarmExample(NamedTuple):
@@ -36,6 +51,26 @@ def equal_groups(database: Path, first: int) -> dict[str, dict[int, float]]:
         ):
             found.setdefault(task_set, {})[step] = float(groups or 0)
     return found
+
+
+def unfinished(database: Path) -> dict[str, Unfinished]:
+    """What ended since the last trained step, by task set. What an earlier lineage did is not counted: it may belong to
+    an undone step."""
+    failed: dict[str, dict[FailureCause, int]] = {}
+    attempts = Counter[str]()
+    with snapshot(database) as db:
+        (step,) = db.execute("SELECT coalesce(max(step), 0) FROM groups").fetchone()
+        for task_set, cause, count in db.execute(
+            f"SELECT g.task_set, {CAUSE} AS cause, count(*) FROM groups AS g"
+            " JOIN rollouts AS r USING (task_set, draw, round)"
+            f" WHERE (g.task_set, g.draw, g.round) IN ({_ENDED}) AND g.status IN ('completed', 'filtered', 'failed')"
+            " GROUP BY 1, 2",
+            (place_of_step(db, step) or 0,),
+        ):
+            attempts[task_set] += count
+            if cause in tuple(FailureCause):
+                failed.setdefault(task_set, {})[FailureCause(cause)] = count
+    return {task_set: Unfinished(count, failed.get(task_set, {})) for task_set, count in attempts.items()}
 
 
 def latest_end(database: Path) -> float:
@@ -69,7 +104,8 @@ def _chosen(db: sqlite3.Connection, alarm: Alarm) -> tuple[str, str, list[Any]]:
             return f"{latest} AND ({CAUSE}) = ?", "draw DESC, round DESC, r.member", [*values, alarm.cause]
         case AlarmKind.NO_SIGNAL:
             latest, values = _latest(db, alarm)
-            return f"{latest} AND g.status = 'filtered' AND r.member = 0", "draw DESC, round DESC", values
+            shows = f"(g.status = 'filtered' OR g.status = 'consumed' AND {_EQUAL})"
+            return f"{latest} AND r.member = 0 AND {shows}", "draw DESC, round DESC", values
         case AlarmKind.TRUNCATED:
             return "g.step = ? AND r.stop = 'budget'", "draw, r.member", [alarm.step]
         case AlarmKind.LENGTHS:

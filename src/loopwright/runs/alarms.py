@@ -54,6 +54,15 @@ class Alarm:
 
 
 @dataclass(frozen=True, slots=True)
+class Unfinished:
+    """What ended of one task set since the last step: no metric says it before the next one is trained. `failed`
+    counts the failed ones of the `attempts` by cause."""
+
+    attempts: int = 0
+    failed: Mapping[FailureCause, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Vitals:
     """What the rules look at. `equal` are groups that were trained although all their rewards are equal, by task set
     and step."""
@@ -69,10 +78,14 @@ class Vitals:
     """The step of each engine that was lost."""
     equal: Mapping[str, Series] = field(default_factory=dict)
     task_sets: tuple[str, ...] = ()
+    samples: int = 0
+    """How many members a group is drawn with."""
     opened: float = 0.0
     """When the process began that works on the run."""
     ended: float = 0.0
     """When a piece of work or a rollout ended last, if there is no usual step yet."""
+    unfinished: Mapping[str, Unfinished] = field(default_factory=dict)
+    """By task set."""
 
     def of(self, name: str, task_set: str | None) -> Series:
         return self.series.get(name if task_set is None else f"{name}/{task_set}", {})
@@ -97,6 +110,11 @@ def _where(rule: Rule, vitals: Vitals) -> list[Alarm]:
     return of_sets if of_sets and not all(own.values()) else list(rule(vitals, None))
 
 
+def stall_seconds(usual: float) -> float:
+    """After how long without a step a run stands still, if a step usually takes `usual` seconds."""
+    return max(STALL_SECONDS, STALL_TIMES * usual)
+
+
 def _stall(vitals: Vitals) -> Iterator[Alarm]:
     if not vitals.alive:
         return
@@ -105,7 +123,7 @@ def _stall(vitals: Vitals) -> Iterator[Alarm]:
         return
     usual = statistics.median(after - before for before, after in zip(vitals.times, vitals.times[1:], strict=False))
     # A run that is resumed stood still on purpose.
-    waited, most = vitals.now - max(vitals.times[-1], vitals.opened), max(STALL_SECONDS, STALL_TIMES * usual)
+    waited, most = vitals.now - max(vitals.times[-1], vitals.opened), stall_seconds(usual)
     if waited > most:
         yield Alarm(
             AlarmKind.STALL,
@@ -146,24 +164,50 @@ def _lost_engines(vitals: Vitals) -> Iterator[Alarm]:
 
 def _failures(vitals: Vitals, task_set: str | None) -> Iterator[Alarm]:
     counts = {cause: vitals.of(f"failures/{cause}", task_set) for cause in FailureCause}
-    sizes = vitals.of("groups/size", task_set)
-    size = statistics.median(sizes.values()) if sizes else 0.0
-    ended = (vitals.of(f"groups/{how}", task_set) for how in ("trained", "filtered"))
-    scored = added(ended)
-    attempts = added([{step: size * groups for step, groups in scored.items()}, *counts.values()])
-    for cause, failed in counts.items():
-        share = Share(failed, attempts)
-        if share.now >= FAILED_SHARE and share.part > 1:
+    attempts = _attempts(vitals, task_set, added(counts.values()))
+    begun = [one for name, one in vitals.unfinished.items() if task_set in (None, name) and one.attempts]
+    under_way, whole = vitals.step + 1, float(sum(one.attempts for one in begun))
+    for cause, counted in counts.items():
+        failed = dict(counted)
+        if part := sum(one.failed.get(cause, 0) for one in begun):
+            failed[under_way] = float(part)
+        share = Share(failed, {**attempts, under_way: whole} if whole else attempts)
+        # Thousands of attempts before do not make a step harmless in which the run has ended.
+        is_end = not vitals.alive and whole > 1 and part >= BAD_SHARE * whole
+        if (share.now >= FAILED_SHARE and share.part > 1) or is_end:
+            numbers = f"{share.part:.0f} of {share.whole:.0f} attempts in {share.where} ({share.now:.0%})"
+            if part:
+                numbers += f"; {part} of {whole:.0f} in step {under_way}, which is not finished"
+            # A fault that comes and goes began before the stretch that goes on now.
+            begin, since = share.first, share.since(FAILED_SHARE) or share.latest
+            if begin != since:
+                numbers += f"; first in step {begin}, {sum(failed.values()):.0f} in all"
             yield Alarm(
                 AlarmKind.FAILURES,
                 f"Rollouts fail: {cause}",
-                f"{share.part:.0f} of {share.whole:.0f} attempts in {share.where} ({share.now:.0%})",
-                f"at least {FAILED_SHARE:.0%} of the attempts of the last {RECENT} steps fail for one cause",
-                since=share.since(FAILED_SHARE),
+                numbers,
+                f"at least {FAILED_SHARE:.0%} of the attempts of the last {RECENT} steps fail for one cause, or"
+                f" {BAD_SHARE:.0%} in the step in which the run has ended",
+                since=since,
                 step=share.latest,
-                severe=share.now >= BAD_SHARE,
+                severe=share.now >= BAD_SHARE or is_end,
                 cause=cause,
             )
+
+
+def _attempts(vitals: Vitals, task_set: str | None, failed: Series) -> Series:
+    """How many attempts the groups that ended in each step are known to have had. A group is trained without its failed
+    members, the scored members of a group that failed are counted nowhere, and a member may have failed before it was
+    scored."""
+    scored = added(vitals.of(f"groups/{how}", task_set) for how in ("trained", "filtered"))
+    groups, sizes = added([scored, vitals.of("groups/failed", task_set)]), vitals.of("groups/size", task_set)
+    return {
+        step: max(
+            vitals.samples * groups.get(step, 0.0),
+            sizes.get(step, vitals.samples) * scored.get(step, 0.0) + failed.get(step, 0.0),
+        )
+        for step in {*groups, *failed}
+    }
 
 
 def _no_signal(vitals: Vitals, task_set: str | None) -> Iterator[Alarm]:

@@ -7,8 +7,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
+from loopwright.runs.alarms import stall_seconds
 from loopwright.runs.auditing.audit import standing
 from loopwright.runs.event_index import EventIndex
 from loopwright.runs.metric_columns import MetricColumns
@@ -16,9 +18,8 @@ from loopwright.runs.run_folder import RunFolder
 from loopwright.runs.run_status import StatusNow, read_status
 
 LATEST_STEPS = 20
-"""The pace of a run is the median of so many steps."""
+"""The pace of a run is the mean of so many steps."""
 LATEST = ("reward/mean", "response/tokens", "response/truncated", "learner/mismatch_mean", "staleness/mean")
-STEP_TIMES = ("time/rollout", "time/wait", "time/train", "time/sync")
 FAILURES = "failures/"
 
 
@@ -57,6 +58,7 @@ class FirstScreen:
             "pid": self.status.pid,
             "status_age": self.status.age,
             "status": self.status.present,
+            "ended": None if self.status.ended is None else self.status.ended.as_json(),
             "step": self.step,
             "steps": self.steps,
             "finished": self.is_finished,
@@ -75,7 +77,7 @@ def first_screen(folder: RunFolder) -> FirstScreen:
     metrics, events = MetricColumns(folder.metrics), EventIndex(folder.events)
     metrics.refresh()
     events.refresh()
-    latest = {name: series[-1][1] for name in (*LATEST, *STEP_TIMES) if (series := metrics.series(name))}
+    latest = {name: series[-1][1] for name in LATEST if (series := metrics.series(name))}
     causes = [name for name in metrics.names if name.startswith(FAILURES)]
     status, trained = read_status(folder), metrics.series("reward/mean")
     lost = [event for event in events.of_engines if event.get("name") == "engine_lost"]
@@ -90,22 +92,32 @@ def first_screen(folder: RunFolder) -> FirstScreen:
         failures=_failures(metrics, causes),
         conservation=_conservation(folder),
         engines_lost=len(lost),
-        seconds_per_step=pace(metrics.series("time/train"), metrics),
+        seconds_per_step=pace(metrics.times, opened_at(folder)),
     )
 
 
-def pace(trained: Sequence[tuple[int, float]], metrics: MetricColumns) -> float | None:
-    """The seconds of a step, by the latest ones: the median, because a step with a checkpoint or an evaluation takes
-    longer. None without steps."""
-    steps = {step for step, _ in trained[-LATEST_STEPS:]}
-    if not steps:
+def pace(times: Sequence[float], opened: float = 0.0) -> float | None:
+    """The mean seconds of a step, by when the latest steps ended: also of the slow ones, with an evaluation or a
+    checkpoint. None without two steps.
+
+    A gap in which the run was opened, and one in which a run would stand still, is no step: nobody may have worked
+    on it.
+    """
+    latest = times[-LATEST_STEPS - 1 :]
+    gaps = [(before, after - before) for before, after in pairwise(latest) if after > before]
+    if not gaps:
         return None
-    totals = dict.fromkeys(steps, 0.0)
-    for name in STEP_TIMES:
-        for step, seconds in metrics.series(name):
-            if step in totals:
-                totals[step] += seconds
-    return statistics.median(totals.values())
+    longest = stall_seconds(statistics.median(seconds for _, seconds in gaps))
+    steps = [seconds for before, seconds in gaps if seconds <= longest and not before < opened < before + seconds]
+    return statistics.fmean(steps) if steps else None
+
+
+def opened_at(folder: RunFolder) -> float:
+    """When the last process that worked on the run took its lock; 0 if none did."""
+    try:
+        return folder.lock.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _steps(folder: RunFolder) -> int | None:

@@ -176,6 +176,13 @@ def step_page(database: Path, step: int, wanted: Wanted, *, offset: int = 0, mos
         )
 
 
+def has_any(database: Path, step: int, wanted: Wanted) -> bool:
+    """Whether a page of the step with this filter shows a group."""
+    with snapshot(database) as db:
+        chosen, values = _chosen(step, _places(db, step), wanted)
+        return db.execute(f"SELECT 1 FROM groups AS g WHERE {chosen} LIMIT 1", values).fetchone() is not None
+
+
 def summaries_of(db: sqlite3.Connection, task_set: str, draw: int, round: int) -> Iterator[GroupMember]:
     for member, attempt, reward, *rest in db.execute(
         "SELECT member, attempt, reward, stop, agent_seconds, judge_seconds, oldest, advantage, loss_terms, worker,"

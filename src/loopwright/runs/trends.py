@@ -58,6 +58,11 @@ class Share:
         """The latest step that shows it."""
         return next((step for step in reversed(self._steps) if self._part.get(step)), None)
 
+    @property
+    def first(self) -> int | None:
+        """The first step of all that shows it."""
+        return next((step for step in self._steps if self._part.get(step)), None)
+
     def since(self, threshold: float) -> int | None:
         """The first step of the stretch that goes on now."""
         end = len(self._steps)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from loopwright.errors import RefusedError, RunError
-from loopwright.runs.alarm_facts import equal_groups, examples, latest_end
+from loopwright.runs.alarm_facts import equal_groups, examples, latest_end, unfinished
 from loopwright.runs.alarms import Alarm, AlarmKind, Vitals, alarms
+from loopwright.runs.step_groups import Wanted, has_any
 from loopwright.runs.trends import Series
 from loopwright.types import FailureCause, GroupStatus
 from loopwright.ui.answers import cut
+from loopwright.ui.run_answers import stored_config
 from loopwright.ui.run_view import RunView
 
 LOOKED_AT = (
@@ -21,12 +23,14 @@ LOOKED_AT = (
     "reward/mean",
     "groups/trained",
     "groups/filtered",
+    "groups/failed",
     "groups/size",
     *(f"failures/{cause}" for cause in FailureCause),
 )
 """Metrics that the rules need, of the run and of each of its task sets."""
 SIGNAL_STEPS = 30
 """How many steps are searched for groups with equal rewards."""
+MOST_SAMPLES = 1 << 20
 LEFT_OUT = {AlarmKind.FAILURES: GroupStatus.FAILED, AlarmKind.NO_SIGNAL: GroupStatus.FILTERED}
 
 
@@ -45,7 +49,27 @@ def _vitals(view: RunView, alive: bool) -> Vitals:
     equal = _equal(view, step - SIGNAL_STEPS)
     opened, times = view.opened_at() if alive else 0.0, view.times()
     ended = _ended(view) if len(times) < 2 else 0.0
-    return Vitals(series, times, time.time(), alive, step, lost, equal, tuple(task_sets), opened, ended)
+    return Vitals(
+        series,
+        times,
+        time.time(),
+        alive,
+        step,
+        lost,
+        equal,
+        tuple(task_sets),
+        samples=_samples(view),
+        opened=opened,
+        ended=ended,
+        unfinished=unfinished(view.database) if view.inside(view.folder.rollouts).is_file() else {},
+    )
+
+
+def _samples(view: RunView) -> int:
+    """How many members a group is drawn with: 0 if the config does not say so."""
+    rollout = stored_config(view).get("rollout")
+    found = rollout.get("samples_per_task") if isinstance(rollout, Mapping) else None
+    return found if isinstance(found, int) and 0 < found < MOST_SAMPLES else 0
 
 
 def _ended(view: RunView) -> float:
@@ -97,5 +121,18 @@ def _links(view: RunView, alarm: Alarm) -> Iterable[dict[str, Any]]:
         yield {"key": str(one.key), "round": one.round}
     step = alarm.step if alarm.step is not None else next((one.step for one in found if one.step is not None), None)
     if step is not None:
-        status = LEFT_OUT.get(alarm.kind)
-        yield {"step": step, "status": status, "cause": alarm.cause, "task_set": cut(alarm.task_set)}
+        status, cause = _filter(view, alarm, step)
+        yield {"step": step, "status": status, "cause": cause, "task_set": cut(alarm.task_set)}
+
+
+def _filter(view: RunView, alarm: Alarm, step: int) -> tuple[GroupStatus | None, FailureCause | None]:
+    """The narrowest filter that leaves groups of that step: groups are also trained without their failed members, and
+    with rewards that are all equal."""
+    filters = ((LEFT_OUT.get(alarm.kind), alarm.cause), (None, alarm.cause))
+    try:
+        for status, cause in filters:
+            if has_any(view.database, step, Wanted(alarm.task_set, cause=cause, status=status)):
+                return status, cause
+    except (RunError, RefusedError):
+        pass
+    return None, None

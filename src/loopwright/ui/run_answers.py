@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from loopwright.errors import LoopwrightError
+from loopwright.runs.first_screen import pace
 from loopwright.runs.lock_holder import lock_holder
 from loopwright.runs.run_status import read_status
 from loopwright.ui.answers import cut, numbers
@@ -54,20 +55,29 @@ def is_alive(view: RunView) -> bool:
 
 
 def status_of(view: RunView) -> dict[str, Any]:
-    """Whether the run runs, and what it does now: nothing is told of the present of a run that does not run."""
+    """Whether the run runs, what it does now, and how it ended: nothing is told of the present of a run that does not
+    run."""
     view.inside(view.folder.status)
     view.inside(view.folder.lock)
     found = read_status(view.folder)
-    return {"state": found.state, "pid": found.pid, "age": found.age, "told": cut(found.present, 500)}
+    return {
+        "state": found.state,
+        "pid": found.pid,
+        "age": found.age,
+        "told": cut(found.present, 500),
+        "ended": None if found.ended is None else cut(found.ended.as_json(), 2000),
+    }
 
 
 def overview(view: RunView, asked: Asked) -> dict[str, Any]:
-    config = stored_config(view)
+    config, status = stored_config(view), status_of(view)
     return {
         "name": view.name,
         **view.progress(),
         "alive": is_alive(view),
-        "status": status_of(view),
+        "status": status,
+        "ended": status["ended"],
+        "step_seconds": pace(view.times(), view.opened_at()),
         "metrics": view.metric_names(),
         "steps": _at(config, "trainer", "steps"),
         "task_sets": cut([str(one.get("name")) for one in _task_sets(config)]),

@@ -17,6 +17,7 @@ from loopwright.buffer.archive import Archive, Parcel
 from loopwright.buffer.payload_file import Payload, PayloadKey
 from loopwright.errors import RefusedError, RunError
 from loopwright.runs.event_index import EventIndex
+from loopwright.runs.first_screen import opened_at
 from loopwright.runs.metric_columns import MetricColumns, MetricRows
 from loopwright.runs.run_folder import RunFolder
 from loopwright.ui.token_text import TokenText
@@ -154,10 +155,8 @@ class RunView:
 
     def opened_at(self) -> float:
         """When the last process that worked on the run took its lock."""
-        try:
-            return self.inside(self._folder.lock).stat().st_mtime
-        except FileNotFoundError:
-            return 0.0
+        self.inside(self._folder.lock)
+        return opened_at(self._folder)
 
     def progress(self) -> dict[str, Any]:
         """How far the metrics and the events are, cheap enough to ask every second."""

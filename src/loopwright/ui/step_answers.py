@@ -60,7 +60,8 @@ def _group(group: GroupAtStep, loss_terms: float | None) -> dict[str, Any]:
         "version": group.version,
         "why": cut(group.why, 400),
         "mean": numbers([sum(rewards) / len(rewards)])[0] if rewards else None,
-        "has_signal": len(set(rewards)) > 1,
+        # A reward alone, and none at all, are not equal to others.
+        "has_signal": len(rewards) < 2 or len(set(rewards)) > 1,
         "members": [member_answer(one, loss_terms) for one in group.members],
     }
 
