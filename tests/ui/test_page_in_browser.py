@@ -259,6 +259,32 @@ async def test_failures_and_rewards_are_filters(browser: Browser, planted_run: R
         await expect(visit.page.locator(".sides article")).to_have_count(4)
 
 
+async def test_only_a_visible_tab_has_a_stream_and_a_hidden_one_catches_up(
+    browser: Browser, planted_run: RunFolder, tmp_path: Path
+) -> None:
+    """A browser allows six connections to one server, for all its tabs together: the seventh tab would hang."""
+    run = RunFolder(Path(shutil.copytree(planted_run.path, tmp_path / "many")))
+    lines = run.metrics.read_text().splitlines(keepends=True)
+    run.metrics.write_text("".join(lines[:-1]))
+    async with visiting(browser, run.path) as visit:
+        # A driven browser takes all its tabs for visible.
+        await visit.page.add_init_script("""
+            Object.defineProperty(document, 'hidden', {get: () => Boolean(window.away)});
+            window.streams = [];
+            window.EventSource = class extends EventSource { constructor(at) { super(at); streams.push(this); } };""")
+        show = "away => { window.away = away; document.dispatchEvent(new Event('visibilitychange')); }"
+        are_open = "streams.filter((one) => one.readyState !== EventSource.CLOSED).length"
+        await visit.page.reload()
+        await expect(visit.page.locator("[data-rows]")).to_have_attribute("data-rows", str(STEPS - 1))
+        await visit.page.wait_for_function(f"{are_open} === 1")
+        await visit.page.evaluate(show, arg=True)
+        assert await visit.page.evaluate(are_open) == 0
+        run.metrics.write_text("".join(lines))
+        await visit.page.evaluate(show, arg=False)
+        await expect(visit.page.locator("[data-rows]")).to_have_attribute("data-rows", str(STEPS))
+        assert await visit.page.evaluate(are_open) == 1
+
+
 async def test_two_runs_are_compared_and_their_configs_told_apart(
     browser: Browser, planted_run: RunFolder, tmp_path: Path
 ) -> None:

@@ -1,23 +1,35 @@
-// One stream of events for the whole page. When it breaks, the browser asks again; nothing is missed, because events only
-// say that there is something new.
+// One stream of events for the whole page. Nothing is missed without it, because events only say that there is something
+// new, and a stream begins with what is so now. A browser allows six connections to a server for all its tabs together, so
+// only a tab that is visible has a stream.
 
 let source = null;
-let listened = "";
+let wanted = "";
 const listeners = new Set();
 const lines = new Set();
 
 export function listen(runs, listener) {
   listeners.add(listener);
-  const wanted = runs.map((run) => `run=${encodeURIComponent(run)}`).join("&");
-  if (wanted !== listened) {
-    source?.close();
-    listened = wanted;
-    source = new EventSource(`/api/events?${wanted}`);
-    source.addEventListener("run", (event) => { const said = JSON.parse(event.data); for (const one of listeners) one(said); });
-    source.onopen = () => { for (const one of lines) one(true); };
-    source.onerror = () => { for (const one of lines) one(false); };
-  }
+  const asked = runs.map((run) => `run=${encodeURIComponent(run)}`).join("&");
+  if (asked === wanted) return;
+  close();
+  wanted = asked;
+  open();
 }
+
+function open() {
+  if (source || !wanted || document.hidden) return;
+  source = new EventSource(`/api/events?${wanted}`);
+  source.addEventListener("run", (event) => { const said = JSON.parse(event.data); for (const one of listeners) one(said); });
+  source.onopen = () => { for (const one of lines) one(true); };
+  source.onerror = () => { for (const one of lines) one(false); };
+}
+
+function close() {
+  source?.close();
+  source = null;
+}
+
+document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
 
 export const onLine = (listener) => lines.add(listener);
 
@@ -30,8 +42,7 @@ export function everyMinute(signal, act) {
 export function forget() { listeners.clear(); }
 
 export function stop() {
-  source?.close();
-  source = null;
-  listened = "";
+  close();
+  wanted = "";
   listeners.clear();
 }
