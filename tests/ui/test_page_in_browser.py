@@ -9,12 +9,13 @@ import sqlite3
 import tarfile
 import time
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import PHONE, run_path, visiting
+from browser import PHONE, at_port, run_path, visiting
+from page_client import KEY
 from planted_run import BRANCHED, ENGINE_DIES, HOSTILE, HOSTILE_STEP, JUDGE_FAILS, NO_SIGNAL, SETTINGS, STEPS
 from playwright.async_api import Browser, expect
 
@@ -24,6 +25,7 @@ from loopwright.runs.stored_run import StoredRun
 from loopwright.types import RolloutKey
 from loopwright.ui import run_view
 from loopwright.ui.app import STATIC
+from loopwright.ui.server import open_page
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 
@@ -283,6 +285,33 @@ async def test_only_a_visible_tab_has_a_stream_and_a_hidden_one_catches_up(
         await visit.page.evaluate(show, arg=False)
         await expect(visit.page.locator("[data-rows]")).to_have_attribute("data-rows", str(STEPS))
         assert await visit.page.evaluate(are_open) == 1
+
+
+async def test_a_server_that_comes_back_with_another_key_is_asked_for_it(
+    browser: Browser, planted_run: RunFolder
+) -> None:
+    runs, other = planted_run.path.parent, f"{KEY}-other"
+    async with AsyncExitStack() as first:
+        port = await first.enter_async_context(open_page(runs, key=KEY))
+        async with at_port(browser, port, KEY) as visit:
+            title, notice = visit.page.locator("h1"), visit.page.locator("#notice")
+            await visit.go(address(planted_run, "health"))
+            await expect(visit.page.locator("#live")).to_have_text("not running")
+            await first.aclose()
+            await expect(notice).to_contain_text("does not answer")
+            async with open_page(runs, key=other, port=port):
+                await expect(title).to_have_text("The key of this server")
+                await expect(notice).to_be_hidden()
+                await visit.page.get_by_label("Key", exact=True).fill(other)
+                await visit.page.get_by_role("button", name="Open").click()
+                await expect(title).to_have_text("Health")
+                await expect(visit.page.locator("#live")).to_have_text("not running")
+                await visit.page.clock.install()
+                await visit.go("/")
+                await expect(title).to_contain_text("Runs in")
+            # The list of runs has no stream: it asks again.
+            await visit.page.clock.fast_forward(11_000)
+            await expect(notice).to_contain_text("does not answer")
 
 
 async def test_two_runs_are_compared_and_their_configs_told_apart(

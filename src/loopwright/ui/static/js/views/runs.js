@@ -4,6 +4,7 @@ import { ask } from "../api.js";
 import { sparkline } from "../chart.js";
 import { h, replace } from "../dom.js";
 import { ago, number, plain } from "../format.js";
+import { reached, refused } from "../live.js";
 
 export async function show({ signal, go, watch }) {
   let data = await ask("/api/runs", {}, signal);
@@ -39,7 +40,14 @@ export async function show({ signal, go, watch }) {
     data.runs.length ? h("div", { class: "card scroll" }, h("table", null, h("thead", null, h("tr", null, head, more)), body)) : h("p", { class: "quiet" }, "There is no run directly in this folder."),
     data.left_out ? h("p", { class: "quiet" }, `${data.left_out} more runs are not shown.`) : null);
   const again = setInterval(async () => {
-    try { data = await ask("/api/runs", {}, signal); fill(); } catch { /* the next time */ }
+    try {
+      data = await ask("/api/runs", {}, signal);
+      reached(true);
+      fill();
+    } catch (error) {
+      if (error.status === 401) refused(error);
+      else if (error.name !== "AbortError") reached(false);
+    }
   }, 10000);
   let place = -1;
   return {
