@@ -17,7 +17,7 @@ import pytest
 from browser import PHONE, at_port, run_path, visiting
 from page_client import KEY
 from planted_run import BRANCHED, ENGINE_DIES, HOSTILE, HOSTILE_STEP, JUDGE_FAILS, NO_SIGNAL, SETTINGS, STEPS
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, Route, expect
 
 from loopwright.buffer.token_numbers import decode_numbers
 from loopwright.runs.run_folder import RunFolder
@@ -312,6 +312,37 @@ async def test_a_server_that_comes_back_with_another_key_is_asked_for_it(
             # The list of runs has no stream: it asks again.
             await visit.page.clock.fast_forward(11_000)
             await expect(notice).to_contain_text("does not answer")
+
+
+async def test_the_first_view_says_how_the_run_ended(browser: Browser, planted_run: RunFolder, tmp_path: Path) -> None:
+    run = RunFolder(Path(shutil.copytree(planted_run.path, tmp_path / "short")))
+    run.metrics.write_text("".join(run.metrics.read_text().splitlines(keepends=True)[: JUDGE_FAILS - 1]))
+    told: dict[str, Any] = {}
+
+    async def overview(route: Route) -> None:
+        answer = await route.fetch()
+        await route.fulfill(response=answer, json={**await answer.json(), **told})
+
+    error = f"JudgeError: 16 groups in a row failed {HOSTILE}"
+    async with visiting(browser, run.path) as visit:
+        state = visit.page.locator("dl").first
+        await expect(state).to_contain_text("statenot running")
+        # A share that was always 0 has an axis of shares.
+        shares = "document.querySelector('[aria-label^=Truncated]').chart.plot.scales.y"
+        assert await visit.page.evaluate(f"[{shares}.min, {shares}.max]") == [0, 1]
+        await visit.page.route("**/api/runs/short", overview)
+        for ended, said in (
+            (None, "statenot running"),
+            ({"how": "stopped", "error": None, "at": 1.0}, "statestopped"),
+            ({"how": "error", "error": error, "at": 1.0}, f"stateended with an error: {error}"),
+        ):
+            told["ended"] = ended
+            await visit.page.reload()
+            await expect(state).to_contain_text(said)
+        await visit.go(run_path("short", "/health"))
+        await expect(state).to_contain_text(said)
+    async with visiting(browser, planted_run.path.parent) as visit:
+        await expect(visit.page.locator("tbody")).to_contain_text("finished")
 
 
 async def test_two_runs_are_compared_and_their_configs_told_apart(

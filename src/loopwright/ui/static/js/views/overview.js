@@ -21,11 +21,11 @@ export async function show({ run, query, signal, go, watch }) {
   const progress = h("div", { class: "card" });
   const warned = h("div", { role: "status" });
   const warn = async () => replace(warned, alarmLine(run, (await askRun(run, "/alarms", {}, signal)).alarms));
-  let status = about.status;
+  let { status, ended } = about;
   const tell = (now) => {
     const share = about.steps ? Math.min(1, now.step / about.steps) : null;
     replace(progress, facts([
-      ["state", stateOf(status, now.alive)],
+      ["state", stateOf(status, now.alive, { ...now, ended, steps: about.steps })],
       ...doing(now.alive ? status : null),
       ["step", `${now.step}${about.steps ? ` of ${about.steps} (${Math.round(100 * share)} %)` : ""}`],
       ["reward", latest(store, "reward/mean")],
@@ -54,6 +54,7 @@ export async function show({ run, query, signal, go, watch }) {
   const news = async (said, old) => {
     if (said.gone) return;
     if (said.told !== old?.told) ({ status } = await askRun(run, "/status", {}, signal));
+    if (old && said.alive !== old.alive) ({ status, ended } = await askRun(run, "", {}, signal));
     if (said.edition !== store.edition || said.rows !== store.rows) {
       const now = await askRun(run, "", {}, signal);
       const more = now.metrics.length !== names.length;

@@ -5,6 +5,7 @@ import { sparkline } from "../chart.js";
 import { h, replace } from "../dom.js";
 import { ago, number, plain } from "../format.js";
 import { reached, refused } from "../live.js";
+import { stateOf } from "./now.js";
 
 export async function show({ signal, go, watch }) {
   let data = await ask("/api/runs", {}, signal);
@@ -25,7 +26,7 @@ export async function show({ signal, go, watch }) {
     return h("tr", null,
       h("td", null, box),
       h("td", null, h("a", { href: `/run/${encodeURIComponent(run.name)}`, class: "strong" }, run.name), run.problem && h("div", { class: "bad small" }, run.problem), h("div", { class: "quiet small" }, plain(run.model))),
-      h("td", null, run.alive ? h("span", { class: "good" }, "● running") : h("span", { class: "quiet" }, "not running")),
+      h("td", null, stateOf(null, run.alive, run)),
       h("td", { class: "right" }, `${run.step ?? "–"}${run.steps ? ` / ${run.steps}` : ""}`),
       h("td", { class: "right" }, number(run["reward/mean"])),
       h("td", { class: "wide" }, sparkline(run.spark || [])),
