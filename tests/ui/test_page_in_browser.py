@@ -242,17 +242,27 @@ async def test_a_token_says_where_its_term_pulls_only_if_that_is_certain(
         assert ("pulls towards likelier" in legend) is (below != above)
 
 
-async def test_failures_and_rewards_are_filters(browser: Browser, planted_run: RunFolder) -> None:
-    async with visiting(browser, planted_run.path) as visit:
-        await visit.go(run_path(planted_run.path.name, f"/step/{JUDGE_FAILS}"))
+async def test_failures_and_rewards_are_filters(browser: Browser, planted_run: RunFolder, tmp_path: Path) -> None:
+    run = RunFolder(Path(shutil.copytree(planted_run.path, tmp_path / "failing")))
+    async with visiting(browser, run.path) as visit:
+        await visit.go(run_path("failing", f"/step/{JUDGE_FAILS}"))
         await visit.page.get_by_label("groups").select_option("failed")
         await expect(visit.page.locator(".chip.failed")).to_have_count(4)
         await visit.page.locator(".chip.failed").first.click()
         await expect(visit.page.locator("main")).to_contain_text("facts.py:12")
-        await visit.go(run_path(planted_run.path.name, f"/step/{NO_SIGNAL}"))
+        # Groups are also trained without the members that failed.
+        with closing(sqlite3.connect(run.rollouts)) as db, db:
+            db.execute(
+                "UPDATE rollouts SET reward = (SELECT reward FROM rollouts WHERE reward LIKE '%KeyError%' LIMIT 1)"
+                " WHERE (task_set, draw, member) = ('sums', 1, 3)"
+            )
+            db.execute("DELETE FROM trained WHERE (task_set, draw, member) = ('sums', 1, 3)")
+        await visit.go(run_path("failing", "/rollout/sums/1/3/0"))
+        await expect(visit.page.locator("aside dl").first).to_contain_text("advantagedid not train")
+        await visit.go(run_path("failing", f"/step/{NO_SIGNAL}"))
         await visit.page.get_by_label("groups").select_option("filtered")
         await expect(visit.page.locator(".group")).to_have_count(3)
-        await visit.go(run_path(planted_run.path.name, "/step/2"))
+        await visit.go(run_path("failing", "/step/2"))
         bar = visit.page.locator(".histogram button").last
         await bar.click()
         await expect(visit.page.locator(".histogram button[aria-pressed=true]")).to_have_count(1)
