@@ -355,6 +355,18 @@ async def test_the_first_view_says_how_the_run_ended(browser: Browser, planted_r
         await expect(visit.page.locator("tbody")).to_contain_text("finished")
 
 
+async def test_what_cannot_be_looked_at_is_said(browser: Browser, planted_run: RunFolder, tmp_path: Path) -> None:
+    run = RunFolder(Path(shutil.copytree(planted_run.path, tmp_path / "damaged")))
+    run.rollouts.write_bytes(b"no database" * 100)
+    async with visiting(browser, run.path) as visit:
+        alarms = visit.page.locator("main > div > [role=status]")
+        await expect(alarms).to_contain_text("database")
+        told = {"alarms": [], "problem": f"the database cannot be read {HOSTILE}"}
+        await visit.page.route("**/alarms", lambda route: route.fulfill(json=told))
+        await visit.page.reload()
+        await expect(alarms).to_contain_text(f"Not all alarms could be looked for: {told['problem']}")
+
+
 async def test_two_runs_are_compared_and_their_configs_told_apart(
     browser: Browser, planted_run: RunFolder, tmp_path: Path
 ) -> None:

@@ -20,7 +20,15 @@ export async function show({ run, query, signal, go, watch }) {
   const grid = h("div", { class: "cards" });
   const progress = h("div", { class: "card" });
   const warned = h("div", { role: "status" });
-  const warn = async () => replace(warned, alarmLine(run, (await askRun(run, "/alarms", {}, signal)).alarms));
+  const warn = async () => {
+    try {
+      const { alarms, problem } = await askRun(run, "/alarms", {}, signal);
+      replace(warned, alarmLine(run, alarms, problem));
+    } catch (error) {
+      if (error instanceof ApiError && error.status) replace(warned, alarmLine(run, [], error.message));
+      else if (error.name !== "AbortError" && !(error instanceof ApiError)) throw error;
+    }
+  };
   let { status, ended } = about;
   const tell = (now) => {
     const share = about.steps ? Math.min(1, now.step / about.steps) : null;
@@ -70,7 +78,7 @@ export async function show({ run, query, signal, go, watch }) {
   };
   return {
     node, title: run,
-    shown: () => { build(); warn().catch(() => {}); node.dataset.rows = store.rows; watch([run], (said, old) => news(said, old).catch((error) => { if (error.name !== "AbortError" && !(error instanceof ApiError)) throw error; })); },
+    shown: () => { build(); warn(); node.dataset.rows = store.rows; watch([run], (said, old) => news(said, old).catch((error) => { if (error.name !== "AbortError" && !(error instanceof ApiError)) throw error; })); },
     destroy: () => group.destroy(),
     key: (event) => { if (event.key === "r") { group.setZoom(null); return true; } if (event.key === "/") { bar.querySelector("input[type=number]").focus(); return true; } return false; },
   };
