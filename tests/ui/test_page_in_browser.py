@@ -206,6 +206,16 @@ async def test_a_search_goes_on_and_begins_again_after_a_resume(
         await expect(state).to_contain_text("which is all")
         await expect(rows).to_have_count(total)
 
+        async def one_lost(route: Route) -> None:
+            answer = await route.fetch()
+            await route.fulfill(response=answer, json={**await answer.json(), "unsearched": 1})
+
+        await visit.page.route("**/search?*", one_lost)
+        await visit.page.reload()
+        await expect(state).to_contain_text("1 step could not be searched.")
+        await more.click()
+        await expect(state).to_contain_text("which is all that could be read. 2 steps could not be searched.")
+
 
 PPO: Mapping[str, Any] = {"loss": {"kind": "ppo_clip"}, "kl": None, "mini_batches": 1}
 
@@ -333,10 +343,16 @@ async def test_the_first_view_says_how_the_run_ended(browser: Browser, planted_r
         answer = await route.fetch()
         await route.fulfill(response=answer, json={**await answer.json(), **told})
 
+    with closing(sqlite3.connect(run.rollouts)) as db, db:
+        db.execute(
+            "UPDATE trail SET at = 1e9 + CASE WHEN step > 20 THEN 20 + 61 * (step - 20) ELSE coalesce(step, 0) END"
+        )
     error = f"JudgeError: 16 groups in a row failed {HOSTILE}"
     async with visiting(browser, run.path) as visit:
         state = visit.page.locator("dl").first
         await expect(state).to_contain_text("statenot running")
+        # Seconds of all that lies between the ends of steps: 4 of the last 20 took a minute.
+        await expect(state).to_contain_text("time per step13 s, the mean of the last 20")
         # A share that was always 0 has an axis of shares.
         shares = "document.querySelector('[aria-label^=Truncated]').chart.plot.scales.y"
         assert await visit.page.evaluate(f"[{shares}.min, {shares}.max]") == [0, 1]

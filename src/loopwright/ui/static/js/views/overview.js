@@ -30,6 +30,7 @@ export async function show({ run, query, signal, go, watch }) {
     }
   };
   let { status, ended } = about;
+  let pace = await meanStep(run, signal);
   const tell = (now) => {
     const share = about.steps ? Math.min(1, now.step / about.steps) : null;
     replace(progress, facts([
@@ -38,7 +39,7 @@ export async function show({ run, query, signal, go, watch }) {
       ["step", `${now.step}${about.steps ? ` of ${about.steps} (${Math.round(100 * share)} %)` : ""}`],
       ["reward", latest(store, "reward/mean")],
       ["last step", now.at ? ago(now.at) : "–"],
-      ["step time", stepTime(store)],
+      ["time per step", pace ? `${duration(pace.seconds)}, the mean of the last ${pace.steps}` : "–"],
       ...Object.entries(about.facts).map(([name, value]) => [name, plain(value)]),
     ]));
   };
@@ -71,6 +72,7 @@ export async function show({ run, query, signal, go, watch }) {
       empty.hidden = store.rows > 0;
       const silent = charts(names, taskSet).filter((one) => one.silent && one.lines.some(([name]) => store.series(name).values.some((value) => value > 0))).length;
       if (more || silent !== shownSilent) build(); else group.draw();
+      pace = await meanStep(run, signal);
       node.dataset.rows = store.rows;
       await warn();
     }
@@ -84,15 +86,18 @@ export async function show({ run, query, signal, go, watch }) {
   };
 }
 
-const wanted = (names, taskSet) => [...new Set([...charts(names, taskSet).flatMap((one) => one.lines.map(([name]) => name)), "reward/mean", "time/rollout", "time/wait", "time/train", "time/sync"])].filter((name) => names.includes(name));
+const wanted = (names, taskSet) => [...new Set([...charts(names, taskSet).flatMap((one) => one.lines.map(([name]) => name)), "reward/mean"])].filter((name) => names.includes(name));
 const latest = (store, name) => { const { values } = store.series(name); return values.length ? number(values[values.length - 1]) : "–"; };
 
-// The usual time of a step: the median of the last twenty.
-function stepTime(store) {
-  const parts = ["time/rollout", "time/wait", "time/train", "time/sync"].map((name) => store.series(name)).filter((one) => one.steps.length);
-  if (!parts.length) return "–";
-  const sums = new Map();
-  for (const { steps, values } of parts) steps.forEach((step, at) => sums.set(step, (sums.get(step) || 0) + values[at]));
-  const last = [...sums.values()].slice(-20).sort((a, b) => a - b);
-  return duration(last[Math.floor(last.length / 2)]);
+// The time between the ends of the last twenty steps, whatever it was spent on.
+async function meanStep(run, signal) {
+  try {
+    const { steps } = await askRun(run, "/steps", { most: 21 }, signal);
+    const last = steps[0], first = steps[steps.length - 1];
+    if (!first?.at || last.step <= first.step) return null;
+    return { seconds: (last.at - first.at) / (last.step - first.step), steps: last.step - first.step };
+  } catch (error) {
+    if (error instanceof ApiError) return null;
+    throw error;
+  }
 }
