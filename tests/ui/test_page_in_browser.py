@@ -9,14 +9,15 @@ import sqlite3
 import tarfile
 import time
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import PHONE, run_path, visiting
+from browser import PHONE, at_port, run_path, visiting
+from page_client import KEY
 from planted_run import BRANCHED, ENGINE_DIES, HOSTILE, HOSTILE_STEP, JUDGE_FAILS, NO_SIGNAL, SETTINGS, STEPS
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, Route, expect
 
 from loopwright.buffer.token_numbers import decode_numbers
 from loopwright.runs.run_folder import RunFolder
@@ -24,6 +25,7 @@ from loopwright.runs.stored_run import StoredRun
 from loopwright.types import RolloutKey
 from loopwright.ui import run_view
 from loopwright.ui.app import STATIC
+from loopwright.ui.server import open_page
 
 pytestmark = [pytest.mark.real, pytest.mark.asyncio(loop_scope="session")]
 
@@ -204,6 +206,16 @@ async def test_a_search_goes_on_and_begins_again_after_a_resume(
         await expect(state).to_contain_text("which is all")
         await expect(rows).to_have_count(total)
 
+        async def one_lost(route: Route) -> None:
+            answer = await route.fetch()
+            await route.fulfill(response=answer, json={**await answer.json(), "unsearched": 1})
+
+        await visit.page.route("**/search?*", one_lost)
+        await visit.page.reload()
+        await expect(state).to_contain_text("1 step could not be searched.")
+        await more.click()
+        await expect(state).to_contain_text("which is all that could be read. 2 steps could not be searched.")
+
 
 PPO: Mapping[str, Any] = {"loss": {"kind": "ppo_clip"}, "kl": None, "mini_batches": 1}
 
@@ -240,23 +252,135 @@ async def test_a_token_says_where_its_term_pulls_only_if_that_is_certain(
         assert ("pulls towards likelier" in legend) is (below != above)
 
 
-async def test_failures_and_rewards_are_filters(browser: Browser, planted_run: RunFolder) -> None:
-    async with visiting(browser, planted_run.path) as visit:
-        await visit.go(run_path(planted_run.path.name, f"/step/{JUDGE_FAILS}"))
+async def test_failures_and_rewards_are_filters(browser: Browser, planted_run: RunFolder, tmp_path: Path) -> None:
+    run = RunFolder(Path(shutil.copytree(planted_run.path, tmp_path / "failing")))
+    async with visiting(browser, run.path) as visit:
+        await visit.go(run_path("failing", f"/step/{JUDGE_FAILS}"))
         await visit.page.get_by_label("groups").select_option("failed")
         await expect(visit.page.locator(".chip.failed")).to_have_count(4)
         await visit.page.locator(".chip.failed").first.click()
         await expect(visit.page.locator("main")).to_contain_text("facts.py:12")
-        await visit.go(run_path(planted_run.path.name, f"/step/{NO_SIGNAL}"))
+        # Groups are also trained without the members that failed.
+        with closing(sqlite3.connect(run.rollouts)) as db, db:
+            db.execute(
+                "UPDATE rollouts SET reward = (SELECT reward FROM rollouts WHERE reward LIKE '%KeyError%' LIMIT 1)"
+                " WHERE (task_set, draw, member) = ('sums', 1, 3)"
+            )
+            db.execute("DELETE FROM trained WHERE (task_set, draw, member) = ('sums', 1, 3)")
+        await visit.go(run_path("failing", "/rollout/sums/1/3/0"))
+        await expect(visit.page.locator("aside dl").first).to_contain_text("advantagedid not train")
+        await visit.go(run_path("failing", f"/step/{NO_SIGNAL}"))
         await visit.page.get_by_label("groups").select_option("filtered")
         await expect(visit.page.locator(".group")).to_have_count(3)
-        await visit.go(run_path(planted_run.path.name, "/step/2"))
+        await visit.go(run_path("failing", "/step/2"))
         bar = visit.page.locator(".histogram button").last
         await bar.click()
         await expect(visit.page.locator(".histogram button[aria-pressed=true]")).to_have_count(1)
         assert "low=1" in visit.page.url
         await visit.page.get_by_role("button", name="Side by side").first.click()
         await expect(visit.page.locator(".sides article")).to_have_count(4)
+
+
+async def test_only_a_visible_tab_has_a_stream_and_a_hidden_one_catches_up(
+    browser: Browser, planted_run: RunFolder, tmp_path: Path
+) -> None:
+    """A browser allows six connections to one server, for all its tabs together: the seventh tab would hang."""
+    run = RunFolder(Path(shutil.copytree(planted_run.path, tmp_path / "many")))
+    lines = run.metrics.read_text().splitlines(keepends=True)
+    run.metrics.write_text("".join(lines[:-1]))
+    async with visiting(browser, run.path) as visit:
+        # A driven browser takes all its tabs for visible.
+        await visit.page.add_init_script("""
+            Object.defineProperty(document, 'hidden', {get: () => Boolean(window.away)});
+            window.streams = [];
+            window.EventSource = class extends EventSource { constructor(at) { super(at); streams.push(this); } };""")
+        show = "away => { window.away = away; document.dispatchEvent(new Event('visibilitychange')); }"
+        are_open = "streams.filter((one) => one.readyState !== EventSource.CLOSED).length"
+        await visit.page.reload()
+        await expect(visit.page.locator("[data-rows]")).to_have_attribute("data-rows", str(STEPS - 1))
+        await visit.page.wait_for_function(f"{are_open} === 1")
+        await visit.page.evaluate(show, arg=True)
+        assert await visit.page.evaluate(are_open) == 0
+        run.metrics.write_text("".join(lines))
+        await visit.page.evaluate(show, arg=False)
+        await expect(visit.page.locator("[data-rows]")).to_have_attribute("data-rows", str(STEPS))
+        assert await visit.page.evaluate(are_open) == 1
+
+
+async def test_a_server_that_comes_back_with_another_key_is_asked_for_it(
+    browser: Browser, planted_run: RunFolder
+) -> None:
+    runs, other = planted_run.path.parent, f"{KEY}-other"
+    async with AsyncExitStack() as first:
+        port = await first.enter_async_context(open_page(runs, key=KEY))
+        async with at_port(browser, port, KEY) as visit:
+            title, notice = visit.page.locator("h1"), visit.page.locator("#notice")
+            await visit.go(address(planted_run, "health"))
+            await expect(visit.page.locator("#live")).to_have_text("not running")
+            await first.aclose()
+            await expect(notice).to_contain_text("does not answer")
+            async with open_page(runs, key=other, port=port):
+                await expect(title).to_have_text("The key of this server")
+                await expect(notice).to_be_hidden()
+                await visit.page.get_by_label("Key", exact=True).fill(other)
+                await visit.page.get_by_role("button", name="Open").click()
+                await expect(title).to_have_text("Health")
+                await expect(visit.page.locator("#live")).to_have_text("not running")
+                await visit.page.clock.install()
+                await visit.go("/")
+                await expect(title).to_contain_text("Runs in")
+            # The list of runs has no stream: it asks again.
+            await visit.page.clock.fast_forward(11_000)
+            await expect(notice).to_contain_text("does not answer")
+
+
+async def test_the_first_view_says_how_the_run_ended(browser: Browser, planted_run: RunFolder, tmp_path: Path) -> None:
+    run = RunFolder(Path(shutil.copytree(planted_run.path, tmp_path / "short")))
+    run.metrics.write_text("".join(run.metrics.read_text().splitlines(keepends=True)[: JUDGE_FAILS - 1]))
+    told: dict[str, Any] = {}
+
+    async def overview(route: Route) -> None:
+        answer = await route.fetch()
+        await route.fulfill(response=answer, json={**await answer.json(), **told})
+
+    with closing(sqlite3.connect(run.rollouts)) as db, db:
+        db.execute(
+            "UPDATE trail SET at = 1e9 + CASE WHEN step > 20 THEN 20 + 61 * (step - 20) ELSE coalesce(step, 0) END"
+        )
+    error = f"JudgeError: 16 groups in a row failed {HOSTILE}"
+    async with visiting(browser, run.path) as visit:
+        state = visit.page.locator("dl").first
+        await expect(state).to_contain_text("statenot running")
+        # Seconds of all that lies between the ends of steps: 4 of the last 20 took a minute.
+        await expect(state).to_contain_text("time per step13 s, the mean of the last 20")
+        # A share that was always 0 has an axis of shares.
+        shares = "document.querySelector('[aria-label^=Truncated]').chart.plot.scales.y"
+        assert await visit.page.evaluate(f"[{shares}.min, {shares}.max]") == [0, 1]
+        await visit.page.route("**/api/runs/short", overview)
+        for ended, said in (
+            (None, "statenot running"),
+            ({"how": "stopped", "error": None, "at": 1.0}, "statestopped"),
+            ({"how": "error", "error": error, "at": 1.0}, f"stateended with an error: {error}"),
+        ):
+            told["ended"] = ended
+            await visit.page.reload()
+            await expect(state).to_contain_text(said)
+        await visit.go(run_path("short", "/health"))
+        await expect(state).to_contain_text(said)
+    async with visiting(browser, planted_run.path.parent) as visit:
+        await expect(visit.page.locator("tbody")).to_contain_text("finished")
+
+
+async def test_what_cannot_be_looked_at_is_said(browser: Browser, planted_run: RunFolder, tmp_path: Path) -> None:
+    run = RunFolder(Path(shutil.copytree(planted_run.path, tmp_path / "damaged")))
+    run.rollouts.write_bytes(b"no database" * 100)
+    async with visiting(browser, run.path) as visit:
+        alarms = visit.page.locator("main > div > [role=status]")
+        await expect(alarms).to_contain_text("database")
+        told = {"alarms": [], "problem": f"the database cannot be read {HOSTILE}"}
+        await visit.page.route("**/alarms", lambda route: route.fulfill(json=told))
+        await visit.page.reload()
+        await expect(alarms).to_contain_text(f"Not all alarms could be looked for: {told['problem']}")
 
 
 async def test_two_runs_are_compared_and_their_configs_told_apart(

@@ -2,7 +2,7 @@
 
 import { ApiError, ask, login } from "./api.js";
 import { h, replace } from "./dom.js";
-import { forget, listen, onLine, stop } from "./live.js";
+import { forget, listen, onLine, onRefused, stop } from "./live.js";
 import * as compare from "./views/compare.js";
 import * as configView from "./views/config.js";
 import * as health from "./views/health.js";
@@ -123,8 +123,19 @@ function watch(which, listener) {
 onLine((isOn) => {
   if (online === isOn) return;
   online = isOn;
-  if (isOn) { say(""); }
+  if (isOn) { say(""); live.textContent = ""; }
   else { live.classList.remove("on"); live.textContent = "no connection"; say("The server of this page does not answer. The page goes on when it is back."); }
+});
+
+onRefused((error) => {
+  current?.destroy?.();
+  current = null;
+  aborting.abort();
+  stop();
+  online = true;
+  say("");
+  live.textContent = "";
+  askKey(error);
 });
 
 function askKey(error) {

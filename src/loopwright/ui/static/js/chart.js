@@ -97,7 +97,7 @@ export class Chart {
       width: this.canvas.clientWidth || 360,
       height: 170,
       legend: { show: false },
-      scales: { x: { time: false } },
+      scales: { x: { time: false }, y: { range: (_, low, high) => this.range(low, high) } },
       cursor: { y: false, drag: { x: true, y: false, setScale: false }, sync: { key: "loopwright" }, points: { size: 6 } },
       select: { show: true },
       axes: [{ ...axis, size: 26, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000] }, { ...axis, values: (_, ticks) => ticks.map(show) }],
@@ -113,6 +113,12 @@ export class Chart {
     }, data, this.canvas);
     this.canvas.setAttribute("role", "img");
     this.canvas.ondblclick = () => this.group.setZoom(null);
+  }
+
+  // A share that never changes would get an axis up to thousands of percent.
+  range(low, high) {
+    if (this.percent && low === high && (low === 0 || low === 1)) return [0, 1];
+    return low === null || low === undefined ? [null, null] : uPlot.rangeNum(low, high, 0.1, true);
   }
 
   resize() { if (this.plot && this.canvas.clientWidth) this.plot.setSize({ width: this.canvas.clientWidth, height: 170 }); }

@@ -16,13 +16,13 @@ export async function show({ run, signal, watch }) {
     const parts = [["What goes on", facts(doing(status))], ["Engines now", engineTable(told)], ["Ranks of the learner now", rankTable(told)], ["Sessions at the gateway now", sessionFacts(told)], ["Actors now", crewTable(told)], ["In flight now", flightTable(told)], ["Production", productionTable(told)]];
     return status && status.state !== "not running" ? parts.filter(([, part]) => part).map(([title, part]) => h("section", { class: "card" }, h("h2", null, title), part)) : null;
   }, signal);
-  const load = async () => draw(await askRun(run, "/health", {}, signal));
-  const draw = (data) => {
+  const load = async () => draw(await askRun(run, "/health", {}, signal), await askRun(run, "", {}, signal));
+  const draw = (data, { ended, steps }) => {
     const sets = Object.entries(data.conservation || {});
     const used = STATUSES.filter((status) => sets.some(([, one]) => one.standing[status]));
     replace(box,
-      h("section", { class: "card" }, facts([["state", stateOf(data.status, data.alive)], ["step", data.step], ["last step", ago(data.at)]])),
-      h("section", null, h("h2", null, "Alarms"), alarmCards(run, data.alarms)));
+      h("section", { class: "card" }, facts([["state", stateOf(data.status, data.alive, { ...data, ended, steps })], ["step", data.step], ["last step", ago(data.at)]])),
+      h("section", null, h("h2", null, "Alarms"), alarmCards(run, data.alarms, data.problem)));
     replace(rest,
       h("section", { class: "card" }, h("h2", null, "Where every group stands"), sets.length ? [h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Where every group stands" }, h("table", null,
         h("thead", null, h("tr", null, h("th", { scope: "col" }, "task set"), ["drawn", ...used.map((status) => status.replace("_", " ")), "sum", "rollouts stored", "of these known"].map((text) => h("th", { scope: "col", class: "right" }, text)))),

@@ -7,9 +7,14 @@ import { ago, duration, plain, whole } from "../format.js";
 
 const since = (at) => duration(Math.max(0, Date.now() / 1000 - at));
 
-export function stateOf(status, alive) {
+// `ended` is how the run's last process ended, or null if it was killed, or is of a version that does not tell.
+export function stateOf(status, alive, { ended, step, steps }) {
   if (status?.state === "silent") return h("span", { class: "warn" }, `a process uses it, and has told nothing${status.age === null ? "" : ` for ${duration(status.age)}`}`);
-  return alive ? h("span", { class: "good" }, "running") : h("span", { class: "quiet" }, "not running");
+  if (alive) return h("span", { class: "good" }, "running");
+  if (ended?.how === "error") return h("span", { class: "bad" }, `ended with an error${ended.error ? `: ${plain(ended.error)}` : ""}`);
+  if (ended?.how === "stopped") return h("span", { class: "quiet" }, "stopped");
+  if (ended?.how === "finished" || (steps && step >= steps)) return h("span", { class: "good" }, "finished");
+  return h("span", { class: "quiet" }, "not running");
 }
 
 // What goes on, and who waits for what: the facts of a first view.

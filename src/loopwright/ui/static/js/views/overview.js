@@ -20,17 +20,26 @@ export async function show({ run, query, signal, go, watch }) {
   const grid = h("div", { class: "cards" });
   const progress = h("div", { class: "card" });
   const warned = h("div", { role: "status" });
-  const warn = async () => replace(warned, alarmLine(run, (await askRun(run, "/alarms", {}, signal)).alarms));
-  let status = about.status;
+  const warn = async () => {
+    try {
+      const { alarms, problem } = await askRun(run, "/alarms", {}, signal);
+      replace(warned, alarmLine(run, alarms, problem));
+    } catch (error) {
+      if (error instanceof ApiError && error.status) replace(warned, alarmLine(run, [], error.message));
+      else if (error.name !== "AbortError" && !(error instanceof ApiError)) throw error;
+    }
+  };
+  let { status, ended } = about;
+  let pace = await meanStep(run, signal);
   const tell = (now) => {
     const share = about.steps ? Math.min(1, now.step / about.steps) : null;
     replace(progress, facts([
-      ["state", stateOf(status, now.alive)],
+      ["state", stateOf(status, now.alive, { ...now, ended, steps: about.steps })],
       ...doing(now.alive ? status : null),
       ["step", `${now.step}${about.steps ? ` of ${about.steps} (${Math.round(100 * share)} %)` : ""}`],
       ["reward", latest(store, "reward/mean")],
       ["last step", now.at ? ago(now.at) : "–"],
-      ["step time", stepTime(store)],
+      ["time per step", pace ? `${duration(pace.seconds)}, the mean of the last ${pace.steps}` : "–"],
       ...Object.entries(about.facts).map(([name, value]) => [name, plain(value)]),
     ]));
   };
@@ -54,6 +63,7 @@ export async function show({ run, query, signal, go, watch }) {
   const news = async (said, old) => {
     if (said.gone) return;
     if (said.told !== old?.told) ({ status } = await askRun(run, "/status", {}, signal));
+    if (old && said.alive !== old.alive) ({ status, ended } = await askRun(run, "", {}, signal));
     if (said.edition !== store.edition || said.rows !== store.rows) {
       const now = await askRun(run, "", {}, signal);
       const more = now.metrics.length !== names.length;
@@ -62,6 +72,7 @@ export async function show({ run, query, signal, go, watch }) {
       empty.hidden = store.rows > 0;
       const silent = charts(names, taskSet).filter((one) => one.silent && one.lines.some(([name]) => store.series(name).values.some((value) => value > 0))).length;
       if (more || silent !== shownSilent) build(); else group.draw();
+      pace = await meanStep(run, signal);
       node.dataset.rows = store.rows;
       await warn();
     }
@@ -69,21 +80,24 @@ export async function show({ run, query, signal, go, watch }) {
   };
   return {
     node, title: run,
-    shown: () => { build(); warn().catch(() => {}); node.dataset.rows = store.rows; watch([run], (said, old) => news(said, old).catch((error) => { if (error.name !== "AbortError" && !(error instanceof ApiError)) throw error; })); },
+    shown: () => { build(); warn(); node.dataset.rows = store.rows; watch([run], (said, old) => news(said, old).catch((error) => { if (error.name !== "AbortError" && !(error instanceof ApiError)) throw error; })); },
     destroy: () => group.destroy(),
     key: (event) => { if (event.key === "r") { group.setZoom(null); return true; } if (event.key === "/") { bar.querySelector("input[type=number]").focus(); return true; } return false; },
   };
 }
 
-const wanted = (names, taskSet) => [...new Set([...charts(names, taskSet).flatMap((one) => one.lines.map(([name]) => name)), "reward/mean", "time/rollout", "time/wait", "time/train", "time/sync"])].filter((name) => names.includes(name));
+const wanted = (names, taskSet) => [...new Set([...charts(names, taskSet).flatMap((one) => one.lines.map(([name]) => name)), "reward/mean"])].filter((name) => names.includes(name));
 const latest = (store, name) => { const { values } = store.series(name); return values.length ? number(values[values.length - 1]) : "–"; };
 
-// The usual time of a step: the median of the last twenty.
-function stepTime(store) {
-  const parts = ["time/rollout", "time/wait", "time/train", "time/sync"].map((name) => store.series(name)).filter((one) => one.steps.length);
-  if (!parts.length) return "–";
-  const sums = new Map();
-  for (const { steps, values } of parts) steps.forEach((step, at) => sums.set(step, (sums.get(step) || 0) + values[at]));
-  const last = [...sums.values()].slice(-20).sort((a, b) => a - b);
-  return duration(last[Math.floor(last.length / 2)]);
+// The time between the ends of the last twenty steps, whatever it was spent on.
+async function meanStep(run, signal) {
+  try {
+    const { steps } = await askRun(run, "/steps", { most: 21 }, signal);
+    const last = steps[0], first = steps[steps.length - 1];
+    if (!first?.at || last.step <= first.step) return null;
+    return { seconds: (last.at - first.at) / (last.step - first.step), steps: last.step - first.step };
+  } catch (error) {
+    if (error instanceof ApiError) return null;
+    throw error;
+  }
 }

@@ -77,7 +77,8 @@ function score(rollout) {
   else lines.push(["reward", "not scored"]);
   const { trained } = rollout;
   if (trained) lines.push(["advantage", number(trained.advantage)], ["push", trained.push === null || trained.push === undefined ? null : `${number(100 * trained.push)} % of the step`]);
-  else if (rollout.step) lines.push(["advantage", h("span", { class: "quiet" }, "not stored")]);
+  // A group is trained without the members that failed.
+  else if (rollout.step) lines.push(["advantage", h("span", { class: "quiet" }, reward.kind === "scored" ? "not stored" : "did not train")]);
   lines.push(["left out", rollout.why ? h("span", { class: "warn" }, plain(rollout.why)) : null]);
   lines.push(["ended", rollout.stop === "budget" ? "out of budget" : rollout.stop], ["agent", duration(timing.agent_seconds)], ["judge", duration(timing.judge_seconds)], ["held", timing.held_seconds ? duration(timing.held_seconds) : null], ["began", clock(timing.started)], ["judged", timing.judged_at ? clock(timing.judged_at) : null], ["worker", plain(rollout.worker)], ["engines", (rollout.engines || []).map(plain).join(", ")], ["drift", rollout.drift ? `${rollout.drift.wrong} of ${rollout.drift.tokens} tokens, had it been tokenised again` : null]);
   return facts(lines);

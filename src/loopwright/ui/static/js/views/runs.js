@@ -4,6 +4,8 @@ import { ask } from "../api.js";
 import { sparkline } from "../chart.js";
 import { h, replace } from "../dom.js";
 import { ago, number, plain } from "../format.js";
+import { reached, refused } from "../live.js";
+import { stateOf } from "./now.js";
 
 export async function show({ signal, go, watch }) {
   let data = await ask("/api/runs", {}, signal);
@@ -24,7 +26,7 @@ export async function show({ signal, go, watch }) {
     return h("tr", null,
       h("td", null, box),
       h("td", null, h("a", { href: `/run/${encodeURIComponent(run.name)}`, class: "strong" }, run.name), run.problem && h("div", { class: "bad small" }, run.problem), h("div", { class: "quiet small" }, plain(run.model))),
-      h("td", null, run.alive ? h("span", { class: "good" }, "● running") : h("span", { class: "quiet" }, "not running")),
+      h("td", null, stateOf(null, run.alive, run)),
       h("td", { class: "right" }, `${run.step ?? "–"}${run.steps ? ` / ${run.steps}` : ""}`),
       h("td", { class: "right" }, number(run["reward/mean"])),
       h("td", { class: "wide" }, sparkline(run.spark || [])),
@@ -39,7 +41,14 @@ export async function show({ signal, go, watch }) {
     data.runs.length ? h("div", { class: "card scroll" }, h("table", null, h("thead", null, h("tr", null, head, more)), body)) : h("p", { class: "quiet" }, "There is no run directly in this folder."),
     data.left_out ? h("p", { class: "quiet" }, `${data.left_out} more runs are not shown.`) : null);
   const again = setInterval(async () => {
-    try { data = await ask("/api/runs", {}, signal); fill(); } catch { /* the next time */ }
+    try {
+      data = await ask("/api/runs", {}, signal);
+      reached(true);
+      fill();
+    } catch (error) {
+      if (error.status === 401) refused(error);
+      else if (error.name !== "AbortError") reached(false);
+    }
   }, 10000);
   let place = -1;
   return {

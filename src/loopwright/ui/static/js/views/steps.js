@@ -61,7 +61,7 @@ export async function show({ run, query, signal, go, say, watch }) {
     replace(found, h("section", { class: "card" }, h("h2", null, "Found"), h("div", { class: "bar" }, state, halt), h("table", null, h("thead", { class: "hidden" }, h("tr", null, h("th", null, "step"), h("th", null, "rollout"), h("th", null, "text"))), list)));
     const onward = h("button", { type: "button", hidden: true, onclick: () => onwards(list.children.length + ENOUGH) }, "More");
     found.firstChild.append(onward);
-    let next, steps = 0;
+    let next, steps = 0, unsearched = 0;
     const onwards = async (enough) => {
       onward.hidden = true;
       halt.hidden = false;
@@ -70,9 +70,10 @@ export async function show({ run, query, signal, go, say, watch }) {
           const part = await askRun(run, "/search", { q: text, cursor: next }, looking.signal);
           if (part.again) { say("The run was resumed. The search has begun again."); look(text); return; }
           steps += part.steps;
+          unsearched += part.unsearched || 0;
           next = part.next;
           list.append(...part.hits.map((hit) => h("tr", null, h("td", null, `step ${hit.step}`), h("td", null, h("a", { href: rolloutLink(run, keyParts(hit.key), { round: hit.round || undefined }) }, hit.key)), h("td", { class: "mono" }, hit.excerpt))));
-          state.textContent = `${list.children.length} found in the latest ${steps} steps${next === null ? ", which is all" : " …"}`;
+          state.textContent = `${list.children.length} found in the latest ${steps} steps${next === null ? (unsearched ? ", which is all that could be read." : ", which is all") : " …"}${unsearched ? ` ${unsearched === 1 ? "1 step" : `${unsearched} steps`} could not be searched.` : ""}`;
         } while (next !== null && list.children.length < enough);
         onward.hidden = next === null;
         halt.hidden = true;
