@@ -81,8 +81,14 @@ def find_text(view: RunView, asked: Asked) -> dict[str, Any]:
     view.archive()
     found = search(view.database, text, cursor=asked.cursor())
     if found is None:
-        return {"again": True, "hits": [], "next": None, "steps": 0}
+        return {"again": True, "hits": [], "next": None, "steps": 0, "unsearched": []}
     hits = [
         {"key": str(hit.key), "round": hit.round, "step": hit.step, "excerpt": cut(hit.excerpt)} for hit in found.hits
     ]
-    return {"again": False, "hits": hits, "next": found.next and str(found.next), "steps": found.steps}
+    return {
+        "again": False,
+        "hits": hits,
+        "next": found.next and str(found.next),
+        "steps": found.steps,
+        "unsearched": [{"step": step, "why": cut(why, 400)} for step, why in found.unsearched.items()],
+    }
