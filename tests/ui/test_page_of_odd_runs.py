@@ -265,6 +265,20 @@ async def test_a_damaged_archive_is_named(made_up_run: RunFolder, columns: dict[
         assert (unsearched["step"], "step-000003.parquet" in unsearched["why"]) == (3, True)
 
 
+@pytest.mark.parametrize("content", [b"", b"no database" * 1000], ids=["empty", "damaged"])
+async def test_a_damaged_database_hides_no_alarm_of_the_metrics(
+    planted_run: RunFolder, tmp_path: Path, content: bytes
+) -> None:
+    copy = Path(shutil.copytree(planted_run.path, tmp_path / "adding"))
+    (copy / "rollouts.sqlite").write_bytes(content)
+    async with PageClient(copy) as page:
+        told = [await page.json(RUN + end) for end in ("/alarms", "/health")]
+    for one in told:
+        assert {alarm["kind"] for alarm in one["alarms"]} >= {"failures", "engines", "lengths", "truncated"}
+        assert "rollouts.sqlite" in one["problem"]
+        assert "--fresh" not in one["problem"]
+
+
 async def test_a_search_says_which_steps_have_lost_their_file(made_up_run: RunFolder) -> None:
     async with PageClient(made_up_run.path) as page:
         assert (await page.json(f"{RUN}/search", q="idea"))["unsearched"] == []
