@@ -25,7 +25,7 @@ _EQUAL = (
 
 _ENDED = (
     "SELECT task_set, draw, round FROM trail WHERE place > ? AND member IS NULL AND event IN"
-    " ('completed', 'filtered', 'failed') AND lineage = (SELECT max(lineage) FROM trail)"
+    " ('completed', 'filtered', 'failed') AND lineage = (SELECT coalesce(max(lineage), 0) FROM lineages)"
 )
 """Groups that ended behind a place of the trail, in the present lineage."""
 

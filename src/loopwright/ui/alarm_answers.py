@@ -31,7 +31,7 @@ LOOKED_AT = (
 """Metrics that the rules need, of the run and of each of its task sets."""
 SIGNAL_STEPS = 30
 """How many steps are searched for groups with equal rewards."""
-MOST_SAMPLES = 1 << 20
+MOST = 1 << 53
 LEFT_OUT = {AlarmKind.FAILURES: GroupStatus.FAILED, AlarmKind.NO_SIGNAL: GroupStatus.FILTERED}
 
 
@@ -70,6 +70,7 @@ def _vitals(view: RunView, alive: bool, stored: Stored) -> Vitals:
     step = view.progress()["step"]
     lost = list(_lost(view, step))
     opened, times = view.opened_at() if alive else 0.0, view.times()
+    samples, steps = _setting(view, "rollout", "samples_per_task"), _setting(view, "trainer", "steps")
     return Vitals(
         series,
         times,
@@ -79,18 +80,19 @@ def _vitals(view: RunView, alive: bool, stored: Stored) -> Vitals:
         lost,
         stored.equal,
         tuple(task_sets),
-        samples=_samples(view),
+        samples=samples,
         opened=opened,
         ended=max(view.event_written_at(), stored.ended) if len(times) < 2 else 0.0,
-        unfinished=stored.unfinished,
+        # What a finished run has made ahead belongs to no step.
+        unfinished={} if steps and step >= steps else stored.unfinished,
     )
 
 
-def _samples(view: RunView) -> int:
-    """How many members a group is drawn with: 0 if the config does not say so."""
-    rollout = stored_config(view).get("rollout")
-    found = rollout.get("samples_per_task") if isinstance(rollout, Mapping) else None
-    return found if isinstance(found, int) and 0 < found < MOST_SAMPLES else 0
+def _setting(view: RunView, section: str, name: str) -> int:
+    """A positive whole number of the config: 0 if the config does not have it."""
+    settings = stored_config(view).get(section)
+    found = settings.get(name) if isinstance(settings, Mapping) else None
+    return found if isinstance(found, int) and 0 < found < MOST else 0
 
 
 def _lost(view: RunView, last: int) -> Iterator[int]:

@@ -55,10 +55,11 @@ class ServedRuns:
         """The run of that name. Raises if it is none of the runs."""
         path = self._root if self._is_run else self._root / name
         known = name == self._root.name if self._is_run else name not in ("", ".", "..") and "/" not in name
-        if not known or "\0" in name or len(name) > LONGEST_NAME or path.is_symlink() or not is_run(path):
+        is_inside = known and "\0" not in name and len(name) <= LONGEST_NAME and not path.is_symlink()
+        if not is_inside or not is_run(path):
             with self._lock:
                 self._open.pop(name, None)
-            if known and was_run(path):
+            if is_inside and was_run(path):
                 raise RefusedError(
                     "config.yaml of this run is empty, damaged, or cannot be read",
                     remedy="restore it from your config file",
