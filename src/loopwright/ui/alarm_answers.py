@@ -9,7 +9,7 @@ from typing import Any
 
 from loopwright.errors import RefusedError, RunError
 from loopwright.runs.alarm_facts import equal_groups, examples, latest_end, unfinished
-from loopwright.runs.alarms import Alarm, AlarmKind, Unfinished, Vitals, alarms
+from loopwright.runs.alarms import Alarm, AlarmKind, UnfinishedStep, Vitals, alarms
 from loopwright.runs.step_groups import Wanted, has_any
 from loopwright.runs.trends import Series
 from loopwright.types import FailureCause, GroupStatus
@@ -58,7 +58,7 @@ class Stored:
     """What the rules need of the database. `ended` is when a rollout ended last, if there is no usual step yet."""
 
     equal: Mapping[str, Series] = field(default_factory=dict)
-    unfinished: Mapping[str, Unfinished] = field(default_factory=dict)
+    unfinished: Mapping[str, UnfinishedStep] = field(default_factory=dict)
     ended: float = 0.0
 
 
