@@ -43,6 +43,7 @@ def test_without_a_name_all_are_listed(run):
         "learn",
         "learn-checkpointed",
         "learn-lora",
+        "learn-ranks",
         "makespan",
         "weights",
         "manager",
