@@ -202,20 +202,31 @@ async def test_a_closed_storage_says_so(path: Path) -> None:
 @pytest.mark.parametrize(
     ("tables", "found"),
     [
-        ("CREATE TABLE schema AS SELECT 99 AS version", "99"),
-        ("CREATE TABLE schema AS SELECT 1 AS version", "1"),
-        ("CREATE TABLE other (x)", "None"),
+        (
+            "CREATE TABLE schema AS SELECT 99 AS version",
+            "schema version 99, this Loopwright reads versions 2 to 4",
+        ),
+        ("CREATE TABLE schema AS SELECT 1 AS version", "schema version 1, this Loopwright reads versions 2 to 4"),
+        ("CREATE TABLE other (x)", "no schema version"),
     ],
 )
 async def test_a_database_of_another_kind_is_refused(path: Path, tables: str, found: str) -> None:
     stranger = sqlite3.connect(path)
     stranger.execute(tables)
     stranger.close()
-    with pytest.raises(RunError, match=f"schema version {found}, this Loopwright reads versions 2 to 4"):
+    with pytest.raises(RunError, match=found):
         async with SqliteStorage(path):
             pass
-    with pytest.raises(RunError, match=f"schema version {found}"):
+    with pytest.raises(RunError, match=found):
         StoredRun(path).steps()
+
+
+def test_an_empty_file_is_no_reason_to_start_over(path: Path) -> None:
+    """A run whose database was damaged may still have its checkpoints."""
+    path.touch()
+    with pytest.raises(RunError, match="it is empty, damaged") as caught:
+        StoredRun(path).steps()
+    assert "--fresh" not in caught.value.remedy
 
 
 async def test_a_file_that_is_no_database_is_refused() -> None:

@@ -61,6 +61,28 @@ async def test_a_step_shows_its_groups_and_filters_them(made_up_run: RunFolder) 
     assert [group["draw"] for group in small["groups"]] == [3]
 
 
+async def test_a_step_that_never_was_is_said_to_be_none(made_up_run: RunFolder) -> None:
+    async with PageClient(made_up_run.path) as page:
+        under_way = await page.json(f"{RUN}/step", step=4)
+        missing = [await page.get(f"{RUN}/step", params={"step": step}) for step in (0, 5, 999_999)]
+    assert under_way["groups"] == []
+    assert [one.status_code for one in missing] == [404] * 3
+    assert "there is no such step: 999999" in missing[2].text
+
+
+@pytest.mark.parametrize("config", ["", "model: ["], ids=["empty", "torn"])
+async def test_a_run_whose_config_is_lost_is_listed_with_its_problem(made_up_run: RunFolder, config: str) -> None:
+    made_up_run.config.write_text(config)
+    stranger = made_up_run.path.parent / "stranger"
+    stranger.mkdir()
+    (stranger / "config.yaml").touch()
+    async with PageClient(made_up_run.path.parent) as page:
+        (row,) = (await page.json("/api/runs"))["runs"]
+        refused = await page.get(RUN)
+    assert (row["name"], "config.yaml" in row["problem"]) == ("adding", True)
+    assert (refused.status_code, "config.yaml" in refused.text) == (404, True)
+
+
 async def test_only_rewards_that_are_there_can_be_equal(made_up_run: RunFolder) -> None:
     async with SqliteStorage(made_up_run.rollouts) as storage:
         task = Task.ask("x", "What is x?")

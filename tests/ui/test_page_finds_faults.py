@@ -142,7 +142,10 @@ async def test_failures_of_a_step_that_was_never_finished_are_told(tmp_path: Pat
     with RunFolder.open(folder.path, {**SETTINGS, "task_sets": [{"name": "sums"}]}):
         async with SqliteStorage(folder.rollouts) as storage, PageClient(folder.path) as page:
             assert (await page.json("/api/runs/run/alarms"))["alarms"] == [], "it goes on, and may mend itself"
-            await storage.resume(["sums"], step=5, next_draws=None, policy=StalePolicy())
+            folder.adopt({**SETTINGS, "trainer": {"steps": 5}})
+    async with PageClient(folder.path) as page, SqliteStorage(folder.rollouts) as storage:
+        assert (await page.json("/api/runs/run/alarms"))["alarms"] == [], "no step follows the last one"
+        await storage.resume(["sums"], step=5, next_draws=None, policy=StalePolicy())
     assert unfinished(folder.rollouts) == {}, "they are of a lineage that is over"
 
 

@@ -254,10 +254,41 @@ async def test_a_damaged_archive_is_named(made_up_run: RunFolder, columns: dict[
     else:
         pq.write_table(pa.table(columns), path)
     async with PageClient(made_up_run.path) as page:
-        for end in ("/search?q=idea", "/rollout?key=train/4/0/0", "/tokens?key=train/4/0/0"):
+        for end in ("/rollout?key=train/4/0/0", "/tokens?key=train/4/0/0"):
             refused = await page.get(RUN + end)
             assert (refused.status_code, "step-000003.parquet" in refused.text) == (404, True)
         await page.json(f"{RUN}/step", step=3)
+        # The other steps are searched.
+        found = await page.json(f"{RUN}/search", q="idea")
+        assert [hit["step"] for hit in found["hits"]] == [2, 2, 1, 1, 1, 1]
+        (unsearched,) = found["unsearched"]
+        assert (unsearched["step"], "step-000003.parquet" in unsearched["why"]) == (3, True)
+
+
+@pytest.mark.parametrize("content", [b"", b"no database" * 1000], ids=["empty", "damaged"])
+async def test_a_damaged_database_hides_no_alarm_of_the_metrics(
+    planted_run: RunFolder, tmp_path: Path, content: bytes
+) -> None:
+    copy = Path(shutil.copytree(planted_run.path, tmp_path / "adding"))
+    (copy / "rollouts.sqlite").write_bytes(content)
+    async with PageClient(copy) as page:
+        told = [await page.json(RUN + end) for end in ("/alarms", "/health")]
+    for one in told:
+        assert {alarm["kind"] for alarm in one["alarms"]} >= {"failures", "engines", "lengths", "truncated"}
+        assert "rollouts.sqlite" in one["problem"]
+        assert "--fresh" not in one["problem"]
+
+
+async def test_a_search_says_which_steps_have_lost_their_file(made_up_run: RunFolder) -> None:
+    async with PageClient(made_up_run.path) as page:
+        assert (await page.json(f"{RUN}/search", q="idea"))["unsearched"] == []
+        async with SqliteStorage(made_up_run.rollouts) as storage:
+            await storage.archive(3)
+        assert (await page.json(f"{RUN}/search", q="idea"))["unsearched"] == []
+        (made_up_run.path / "archive" / "step-000002.parquet").unlink()
+        found = await page.json(f"{RUN}/search", q="idea")
+    assert ([hit["step"] for hit in found["hits"]], found["steps"]) == ([1, 1, 1, 1], 3)
+    assert found["unsearched"] == [{"step": 2, "why": "step-000002.parquet is missing"}]
 
 
 @pytest.mark.parametrize("name", ["status.json", "metrics.jsonl", "events.jsonl"])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from loopwright.buffer.storage.schema import snapshot
-from loopwright.runs.alarms import Alarm, AlarmKind, Unfinished
+from loopwright.runs.alarms import Alarm, AlarmKind, UnfinishedStep
 from loopwright.runs.step_groups import CAUSE, VALUE, place_of_step
 from loopwright.types import FailureCause, RolloutKey
 
@@ -25,7 +25,7 @@ _EQUAL = (
 
 _ENDED = (
     "SELECT task_set, draw, round FROM trail WHERE place > ? AND member IS NULL AND event IN"
-    " ('completed', 'filtered', 'failed') AND lineage = (SELECT max(lineage) FROM trail)"
+    " ('completed', 'filtered', 'failed') AND lineage = (SELECT coalesce(max(lineage), 0) FROM lineages)"
 )
 """Groups that ended behind a place of the trail, in the present lineage."""
 
@@ -53,7 +53,7 @@ def equal_groups(database: Path, first: int) -> dict[str, dict[int, float]]:
     return found
 
 
-def unfinished(database: Path) -> dict[str, Unfinished]:
+def unfinished(database: Path) -> dict[str, UnfinishedStep]:
     """What ended since the last trained step, by task set. What an earlier lineage did is not counted: it may belong to
     an undone step."""
     failed: dict[str, dict[FailureCause, int]] = {}
@@ -70,7 +70,7 @@ def unfinished(database: Path) -> dict[str, Unfinished]:
             attempts[task_set] += count
             if cause in tuple(FailureCause):
                 failed.setdefault(task_set, {})[FailureCause(cause)] = count
-    return {task_set: Unfinished(count, failed.get(task_set, {})) for task_set, count in attempts.items()}
+    return {task_set: UnfinishedStep(count, failed.get(task_set, {})) for task_set, count in attempts.items()}
 
 
 def latest_end(database: Path) -> float:

@@ -54,7 +54,7 @@ class Alarm:
 
 
 @dataclass(frozen=True, slots=True)
-class Unfinished:
+class UnfinishedStep:
     """What ended of one task set since the last step: no metric says it before the next one is trained. `failed`
     counts the failed ones of the `attempts` by cause."""
 
@@ -84,7 +84,7 @@ class Vitals:
     """When the process began that works on the run."""
     ended: float = 0.0
     """When a piece of work or a rollout ended last, if there is no usual step yet."""
-    unfinished: Mapping[str, Unfinished] = field(default_factory=dict)
+    unfinished: Mapping[str, UnfinishedStep] = field(default_factory=dict)
     """By task set."""
 
     def of(self, name: str, task_set: str | None) -> Series:

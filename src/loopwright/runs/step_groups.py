@@ -176,6 +176,14 @@ def step_page(database: Path, step: int, wanted: Wanted, *, offset: int = 0, mos
         )
 
 
+def is_known_step(database: Path, step: int) -> bool:
+    """Whether the step was trained, or is the one under way."""
+    with snapshot(database) as db:
+        (last,) = db.execute("SELECT coalesce(max(step), 0) FROM groups").fetchone()
+        found = db.execute("SELECT 1 FROM groups WHERE step = ? LIMIT 1", (step,)).fetchone()
+        return found is not None or step == last + 1
+
+
 def has_any(database: Path, step: int, wanted: Wanted) -> bool:
     """Whether a page of the step with this filter shows a group."""
     with snapshot(database) as db:

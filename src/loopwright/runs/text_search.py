@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,9 @@ AROUND = 60
 """How many characters are shown on each side of a hit."""
 
 
+_Row = tuple[str, int, int, int, int, str]
+
+
 @dataclass(frozen=True, slots=True)
 class Hit:
     """One rollout whose transcript has the text."""
@@ -38,11 +41,13 @@ class Hit:
 @dataclass(frozen=True, slots=True)
 class Hits:
     """`next` is where to go on towards earlier steps; None if all were looked at. `steps` were looked at to their
-    end."""
+    end; of these, `unsearched` could not be searched as a whole, because their file is missing or damaged."""
 
     hits: tuple[Hit, ...]
     next: Cursor | None
     steps: int
+    unsearched: Mapping[int, str] = field(default_factory=dict)
+    """Why, by step."""
 
 
 def search(
@@ -50,7 +55,7 @@ def search(
 ) -> Hits | None:
     """The rollouts of trained steps that have `text`, whatever its case, in a message, a call or an output. At most
     `most` of them, and the rest from `next` on. None if the run has another lineage than the cursor: start again."""
-    deadline, hits, looked = time.monotonic() + seconds, list[Hit](), 0
+    deadline, hits, looked, unsearched = time.monotonic() + seconds, list[Hit](), 0, dict[int, str]()
     archive = Archive.beside(database)
     # Transcripts are JSON in ASCII, so the text is looked for as it is written there.
     needle = json.dumps(text)[1:-1]
@@ -59,16 +64,19 @@ def search(
         if cursor is not None and cursor.edition != place.edition:
             return None
         told = len(hits)
-        in_step = islice(_in_step(database, archive, place.step, needle, text), place.skip, None)
+        found, why_not = _candidates(database, archive, place.step, needle)
+        in_step = islice(_hits(found, place.step, text), place.skip, None)
         hits += islice(in_step, most - told)
         if next(in_step, None) is not None:
-            return Hits(tuple(hits), replace(place, skip=place.skip + len(hits) - told), looked)
+            return Hits(tuple(hits), replace(place, skip=place.skip + len(hits) - told), looked, unsearched)
+        if why_not is not None:
+            unsearched[place.step] = why_not
         looked += 1
         cursor = replace(place, step=place.step - 1, skip=0)
         place = _place(database, cursor)
         if len(hits) >= most or time.monotonic() > deadline:
             break
-    return Hits(tuple(hits), place, looked)
+    return Hits(tuple(hits), place, looked, unsearched)
 
 
 def _place(database: Path, cursor: Cursor | None) -> Cursor | None:
@@ -81,34 +89,44 @@ def _place(database: Path, cursor: Cursor | None) -> Cursor | None:
         return Cursor(edition_of(db, database), step, cursor.skip if cursor is not None and cursor.step == step else 0)
 
 
-def _in_step(database: Path, archive: Archive, step: int, needle: str, text: str) -> Iterator[Hit]:
-    """The hits of one step. `needle` finds candidates: it may also be in the name of a field, or in a tool's schema."""
+def _candidates(database: Path, archive: Archive, step: int, needle: str) -> tuple[list[_Row], str | None]:
+    """The transcripts of one step that have `needle`, which may also be in the name of a field or in a tool's schema;
+    and why transcripts of the step could not be read, if so."""
     path = archive.path(Parcel(ParcelKind.TRAINED, step))
-    in_file = _in_file(path, needle) if path.is_file() else []
+    in_file, why_not = list[_Row](), None if path.is_file() else f"{path.name} is missing"
+    try:
+        if why_not is None:
+            in_file = _in_file(path, needle)
+    except RunError as error:
+        why_not = error.message
     with snapshot(database) as db:
         # A file that an undone lineage has left lies there until the step is archived again.
-        moved = set(
-            db.execute(
-                "SELECT task_set, draw, round, member, attempt FROM groups JOIN rollouts"
+        moved = {
+            (*key,): stop is not None
+            for *key, stop in db.execute(
+                "SELECT task_set, draw, round, member, attempt, stop FROM groups JOIN rollouts"
                 " USING (task_set, draw, round) WHERE step = ? AND messages IS NULL",
                 (step,),
             )
-            if in_file
-            else ()
-        )
+        }
         found = [row for row in in_file if row[:5] in moved]
         found += db.execute(
             "SELECT task_set, draw, round, member, attempt, messages FROM groups JOIN rollouts"
             " USING (task_set, draw, round) WHERE step = ? AND messages IS NOT NULL AND messages LIKE ? ESCAPE '~'",
             (step, f"%{_escaped(needle)}%"),
         ).fetchall()
-    for task_set, draw, round, member, attempt, messages in sorted(found):
+    # A rollout that failed before it ended has no transcript, wherever it is.
+    return sorted(found), why_not if any(moved.values()) else None
+
+
+def _hits(found: Iterable[_Row], step: int, text: str) -> Iterator[Hit]:
+    for task_set, draw, round, member, attempt, messages in found:
         excerpt = next(_excerpts(messages, text), None)
         if excerpt is not None:
             yield Hit(RolloutKey(task_set, draw, member, attempt), round, step, excerpt)
 
 
-def _in_file(path: Path, needle: str) -> list[tuple[str, int, int, int, int, str]]:
+def _in_file(path: Path, needle: str) -> list[_Row]:
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from loopwright.errors import RefusedError, RunError
 from loopwright.runs.alarm_facts import equal_groups, examples, latest_end, unfinished
-from loopwright.runs.alarms import Alarm, AlarmKind, Vitals, alarms
+from loopwright.runs.alarms import Alarm, AlarmKind, UnfinishedStep, Vitals, alarms
 from loopwright.runs.step_groups import Wanted, has_any
 from loopwright.runs.trends import Series
 from loopwright.types import FailureCause, GroupStatus
@@ -30,25 +31,46 @@ LOOKED_AT = (
 """Metrics that the rules need, of the run and of each of its task sets."""
 SIGNAL_STEPS = 30
 """How many steps are searched for groups with equal rewards."""
-MOST_SAMPLES = 1 << 20
+MOST = 1 << 53
 LEFT_OUT = {AlarmKind.FAILURES: GroupStatus.FAILED, AlarmKind.NO_SIGNAL: GroupStatus.FILTERED}
 
 
-def alarms_of(view: RunView, alive: bool) -> list[dict[str, Any]]:
-    """All alarms as they are now."""
-    return view.remembered(("alarms", alive), lambda: [_told(view, one) for one in alarms(_vitals(view, alive))])
+def alarms_of(view: RunView, alive: bool) -> dict[str, Any]:
+    """All alarms as they are now, and the `problem` if the run's database cannot be read: then these are the alarms of
+    the metrics alone."""
+    return view.remembered(("alarms", alive), lambda: _alarms(view, alive))
 
 
-def _vitals(view: RunView, alive: bool) -> Vitals:
+def _alarms(view: RunView, alive: bool) -> dict[str, Any]:
+    problem, stored = None, Stored()
+    if view.inside(view.folder.rollouts).is_file():
+        try:
+            first = max(1, view.progress()["step"] - SIGNAL_STEPS)
+            ended = latest_end(view.database) if len(view.times()) < 2 else 0.0
+            stored = Stored(equal_groups(view.database, first), unfinished(view.database), ended)
+        except RunError as error:
+            problem = cut(f"{error.message}; the alarms that need it are missing")
+    return {"alarms": [_told(view, one) for one in alarms(_vitals(view, alive, stored))], "problem": problem}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What the rules need of the database. `ended` is when a rollout ended last, if there is no usual step yet."""
+
+    equal: Mapping[str, Series] = field(default_factory=dict)
+    unfinished: Mapping[str, UnfinishedStep] = field(default_factory=dict)
+    ended: float = 0.0
+
+
+def _vitals(view: RunView, alive: bool, stored: Stored) -> Vitals:
     known = set(view.metric_names())
     task_sets = sorted(name.removeprefix("groups/trained/") for name in known if name.startswith("groups/trained/"))
     names = [name + end for name in LOOKED_AT for end in ("", *(f"/{one}" for one in task_sets))]
     series = {name: dict(view.series(name)) for name in names if name in known}
     step = view.progress()["step"]
     lost = list(_lost(view, step))
-    equal = _equal(view, step - SIGNAL_STEPS)
     opened, times = view.opened_at() if alive else 0.0, view.times()
-    ended = _ended(view) if len(times) < 2 else 0.0
+    samples, steps = _setting(view, "rollout", "samples_per_task"), _setting(view, "trainer", "steps")
     return Vitals(
         series,
         times,
@@ -56,26 +78,21 @@ def _vitals(view: RunView, alive: bool) -> Vitals:
         alive,
         step,
         lost,
-        equal,
+        stored.equal,
         tuple(task_sets),
-        samples=_samples(view),
+        samples=samples,
         opened=opened,
-        ended=ended,
-        unfinished=unfinished(view.database) if view.inside(view.folder.rollouts).is_file() else {},
+        ended=max(view.event_written_at(), stored.ended) if len(times) < 2 else 0.0,
+        # What a finished run has made ahead belongs to no step.
+        unfinished={} if steps and step >= steps else stored.unfinished,
     )
 
 
-def _samples(view: RunView) -> int:
-    """How many members a group is drawn with: 0 if the config does not say so."""
-    rollout = stored_config(view).get("rollout")
-    found = rollout.get("samples_per_task") if isinstance(rollout, Mapping) else None
-    return found if isinstance(found, int) and 0 < found < MOST_SAMPLES else 0
-
-
-def _ended(view: RunView) -> float:
-    """When a rollout or another piece of work ended last."""
-    has_rollouts = view.inside(view.folder.rollouts).is_file()
-    return max(view.event_written_at(), latest_end(view.database) if has_rollouts else 0.0)
+def _setting(view: RunView, section: str, name: str) -> int:
+    """A positive whole number of the config: 0 if the config does not have it."""
+    settings = stored_config(view).get(section)
+    found = settings.get(name) if isinstance(settings, Mapping) else None
+    return found if isinstance(found, int) and 0 < found < MOST else 0
 
 
 def _lost(view: RunView, last: int) -> Iterator[int]:
@@ -86,12 +103,6 @@ def _lost(view: RunView, last: int) -> Iterator[int]:
         step = event["step"]
         if event["name"] == "engine_lost" and step <= last + 1 and not event["end"] < time_of.get(step - 1, 0.0):
             yield step
-
-
-def _equal(view: RunView, first: int) -> dict[str, Series]:
-    if not view.inside(view.folder.rollouts).is_file():
-        return {}
-    return dict(equal_groups(view.database, max(1, first)))
 
 
 def _told(view: RunView, alarm: Alarm) -> dict[str, Any]:

@@ -18,19 +18,20 @@ def health(view: RunView, asked: Asked) -> dict[str, Any]:
         for event in view.engine_events()[-50:]
     ]
     alive = is_alive(view)
+    found = alarms_of(view, alive)
     return {
         "alive": alive,
         "status": status_of(view),
         **view.progress(),
-        "alarms": alarms_of(view, alive),
-        "conservation": view.remembered("conservation", lambda: _conservation(view)),
+        **found,
+        "conservation": {} if found["problem"] else view.remembered("conservation", lambda: _conservation(view)),
         "engine_events": engines,
     }
 
 
 def alarms_alone(view: RunView, asked: Asked) -> dict[str, Any]:
     """For the first view of a run, which shows them at its top."""
-    return {"alarms": alarms_of(view, is_alive(view))}
+    return alarms_of(view, is_alive(view))
 
 
 def status_alone(view: RunView, asked: Asked) -> dict[str, Any]:

@@ -48,16 +48,23 @@ class ServedRuns:
                 found = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
         except FileNotFoundError:
             return []
-        runs = [name for name in found if is_run(self._root / name)]
+        runs = [name for name in found if is_run(self._root / name) or was_run(self._root / name)]
         return sorted(runs, key=lambda name: (-_changed(self._root / name), name))
 
     def view(self, name: str) -> RunView:
         """The run of that name. Raises if it is none of the runs."""
         path = self._root if self._is_run else self._root / name
         known = name == self._root.name if self._is_run else name not in ("", ".", "..") and "/" not in name
-        if not known or "\0" in name or len(name) > LONGEST_NAME or path.is_symlink() or not is_run(path):
+        is_inside = known and "\0" not in name and len(name) <= LONGEST_NAME and not path.is_symlink()
+        if not is_inside or not is_run(path):
             with self._lock:
                 self._open.pop(name, None)
+            if is_inside and was_run(path):
+                raise RefusedError(
+                    "config.yaml of this run is empty, damaged, or cannot be read",
+                    remedy="restore it from your config file",
+                    status=404,
+                )
             raise RefusedError(
                 f"there is no run {name[:80]!r} here",
                 remedy="choose one from the list; it may have been deleted",
@@ -89,6 +96,16 @@ def is_run(path: Path) -> bool:
     folder = RunFolder(path)
     try:
         return not folder.config.is_symlink() and holds_run(folder)
+    except OSError:
+        return False
+
+
+def was_run(path: Path) -> bool:
+    """Whether the folder holds what only runs have, and its config was lost or cannot be read."""
+    folder = RunFolder(path)
+    try:
+        has_config = folder.config.is_file() and not folder.config.is_symlink()
+        return has_config and folder.id.is_file() and folder.lock.is_file() and not is_run(path)
     except OSError:
         return False
 

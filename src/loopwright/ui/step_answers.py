@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from loopwright.errors import RefusedError
-from loopwright.runs.step_groups import GroupAtStep, GroupMember, Wanted, step_page, trained_steps
+from loopwright.runs.step_groups import GroupAtStep, GroupMember, Wanted, is_known_step, step_page, trained_steps
 from loopwright.runs.text_search import search
 from loopwright.types import FailureCause, GroupStatus
 from loopwright.ui.answers import cut, numbers
@@ -35,6 +35,10 @@ def show_step(view: RunView, asked: Asked) -> dict[str, Any]:
         asked.one_of("status", GroupStatus),
     )
     offset = asked.number("offset", 0)
+    if not is_known_step(view.database, step):
+        raise RefusedError(
+            f"there is no such step: {step}", remedy="choose one from the list of steps; it may be undone", status=404
+        )
     page = step_page(view.database, step, wanted, offset=offset, most=min(MOST_GROUPS, asked.number("most", 64)))
     return {
         "step": step,
@@ -81,8 +85,14 @@ def find_text(view: RunView, asked: Asked) -> dict[str, Any]:
     view.archive()
     found = search(view.database, text, cursor=asked.cursor())
     if found is None:
-        return {"again": True, "hits": [], "next": None, "steps": 0}
+        return {"again": True, "hits": [], "next": None, "steps": 0, "unsearched": []}
     hits = [
         {"key": str(hit.key), "round": hit.round, "step": hit.step, "excerpt": cut(hit.excerpt)} for hit in found.hits
     ]
-    return {"again": False, "hits": hits, "next": found.next and str(found.next), "steps": found.steps}
+    return {
+        "again": False,
+        "hits": hits,
+        "next": found.next and str(found.next),
+        "steps": found.steps,
+        "unsearched": [{"step": step, "why": cut(why, 400)} for step, why in found.unsearched.items()],
+    }

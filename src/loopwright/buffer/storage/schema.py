@@ -171,7 +171,13 @@ def force_to_disk(path: Path) -> None:
 def _known_version(connection: sqlite3.Connection, path: Path) -> int:
     known = connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'schema'").fetchone()
     found = connection.execute("SELECT max(version) FROM schema").fetchone()[0] if known else None
-    if found is None or not OLDEST <= found <= VERSION:
+    if found is None:
+        # Nobody may lose a run because its file was damaged, so this does not advise to start over.
+        raise RunError(
+            f"{path} has no schema version: it is empty, damaged, or not the database of a run",
+            remedy="wait for the first rollout if the run has just started; else restore the file from a copy",
+        )
+    if not OLDEST <= found <= VERSION:
         raise RunError(
             f"{path} has schema version {found}, this Loopwright reads versions {OLDEST} to {VERSION}",
             remedy="use the Loopwright version that wrote it, or start over with --fresh",
