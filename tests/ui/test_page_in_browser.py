@@ -472,6 +472,7 @@ async def test_no_view_is_wider_than_a_phone(browser: Browser, planted_run: RunF
             await visit.page.locator(READY).first.wait_for(state="attached")
             await visit.page.wait_for_timeout(150)
             assert not await visit.is_wider_than_the_window(), view
+            assert await visit.broken_words() == [], view
             await visit.shot(f"{view}-phone")
 
 
