@@ -78,12 +78,14 @@ export function flightTable(told) {
       h("tbody", null, oldest.map((one) => h("tr", null, h("th", { scope: "row", class: "mono" }, plain(one.rollout)), h("td", null, since(one.since)), h("td", null, one.stage === "judge" ? "is judged" : `turn ${one.turn}`), h("td", { class: "right" }, whole(one.tokens)), h("td", null, (one.engines || []).map(plain).join(", "))))))) : null);
 }
 
+const isSaid = (value) => value !== null && value !== undefined && value !== "";
+
 // Counts and states of production, of whatever names they have.
 export function productionTable(told) {
   if (!told.production) return null;
   const { task_sets: sets = {}, ...rest } = told.production;
-  const text = (value) => (value !== null && typeof value === "object" ? Object.entries(value).map(([name, inner]) => (inner !== null && typeof inner === "object" ? `${name.replaceAll("_", " ")} (${text(inner)})` : `${name.replaceAll("_", " ")} ${plain(inner)}`)).join(", ") : plain(value));
-  return h("div", null, facts(Object.entries(rest).map(([name, value]) => [name.replaceAll("_", " "), text(value)])),
+  const text = (value) => (value !== null && typeof value === "object" ? Object.entries(value).filter(([, inner]) => isSaid(inner)).map(([name, inner]) => (inner !== null && typeof inner === "object" ? `${name.replaceAll("_", " ")} (${text(inner)})` : `${name.replaceAll("_", " ")} ${plain(inner)}`)).join(", ") : plain(value));
+  return h("div", null, facts(Object.entries(rest).filter(([, value]) => isSaid(value)).map(([name, value]) => [name.replaceAll("_", " "), text(value)])),
     Object.entries(sets).map(([name, one]) => h("p", null, h("b", null, name), " ", h("span", { class: "small" }, text(one)))));
 }
 

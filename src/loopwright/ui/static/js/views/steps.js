@@ -48,16 +48,17 @@ export async function show({ run, query, signal, go, say, watch }) {
 
   const found = h("div");
   const field = h("input", { type: "search", value: query.get("q") || "", placeholder: "a text in any trajectory", "aria-label": "Search the trajectories", size: "32" });
-  let looking = new AbortController();
+  let looking = new AbortController(), place = -1;
   const look = async (text) => {
     looking.abort();
     looking = new AbortController();
     signal.addEventListener("abort", () => looking.abort());
     go(`${location.pathname}${text ? `?q=${encodeURIComponent(text)}` : ""}`, { quiet: true });
-    if (!text) { replace(found); return; }
+    if (!text) { replace(found); place = -1; return; }
     const list = h("tbody");
     const state = h("p", { class: "quiet", role: "status" }, "Looking …");
     const halt = h("button", { type: "button", onclick: () => { looking.abort(); state.textContent = `${list.children.length} found; stopped.`; halt.hidden = true; } }, "Stop");
+    place = -1;
     replace(found, h("section", { class: "card" }, h("h2", null, "Found"), h("div", { class: "bar" }, state, halt), wideBox("Trajectories that have the text", h("table", null, h("thead", { class: "hidden" }, h("tr", null, h("th", null, "step"), h("th", null, "rollout"), h("th", null, "text"))), list))));
     const onward = h("button", { type: "button", hidden: true, onclick: () => onwards(list.children.length + ENOUGH) }, "More");
     found.firstChild.append(onward);
@@ -85,7 +86,7 @@ export async function show({ run, query, signal, go, say, watch }) {
   if (field.value) look(field.value);
   const head = [["step", ""], ["groups", "right"], ["reward", "right"], ["spread", "right"], ["tokens", "right"], ["truncated", "right"], ["groups filtered / failed", "right"], ["mismatch", "right"], ["time", "right"], ["trained", "right"]].map(([text, kind]) => h("th", { scope: "col", class: kind }, text));
   const node = h("div", null, h("div", { class: "head" }, h("h1", null, "Steps"), h("span", { class: "grow" }), form), found, h("div", { class: "card" }, rows.length ? wideBox("Trained steps", h("table", null, h("thead", null, h("tr", null, head)), body)) : h("p", { class: "quiet" }, "No step has been trained yet."), more));
-  let place = -1, seen = store.rows;
+  let seen = store.rows;
   return {
     node, title: `Steps of ${run}`,
     shown: () => watch([run], async (said) => {
@@ -105,7 +106,8 @@ export async function show({ run, query, signal, go, say, watch }) {
     key: (event) => {
       if (event.key === "/") { field.focus(); return true; }
       if (event.key !== "j" && event.key !== "k") return false;
-      const links = [...body.querySelectorAll("a")];
+      // After a search, its hits come first.
+      const links = [...found.querySelectorAll("a"), ...body.querySelectorAll("a")];
       place = Math.max(0, Math.min(links.length - 1, place + (event.key === "j" ? 1 : -1)));
       links[place]?.focus();
       return true;
