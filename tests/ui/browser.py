@@ -69,6 +69,23 @@ class Visit:
     async def is_wider_than_the_window(self) -> bool:
         return bool(await self.page.evaluate("document.documentElement.scrollWidth > innerWidth"))
 
+    async def broken_words(self) -> list[str]:
+        """Short words in tables that are broken in their middle: a word in one line has one box."""
+        found: list[str] = await self.page.evaluate("""() => {
+            const broken = [], texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+            for (let node = texts.nextNode(); node; node = texts.nextNode()) {
+                if (!node.parentElement.closest('table, .lanes')) continue;
+                for (const word of node.data.matchAll(/(?<![^\\s])[\\w%.]{1,12}(?![^\\s])/g)) {
+                    const range = document.createRange();
+                    range.setStart(node, word.index);
+                    range.setEnd(node, word.index + word[0].length);
+                    if (range.getClientRects().length > 1) broken.push(word[0]);
+                }
+            }
+            return broken;
+        }""")
+        return found
+
     async def serious_faults(self) -> list[str]:
         """What axe-core finds that keeps people out. Empty if all is well."""
         if not AXE.is_file():

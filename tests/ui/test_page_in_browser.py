@@ -112,6 +112,7 @@ STATUS: Mapping[str, Any] = {
     ],
     "sessions": {"open": 5, "waiting": 3, "completed": 40, "heard": 1.0, "restarts": 1, "lost": HOSTILE},
     "crews": [{"role": HOSTILE, "actors": 3, "alive": 2, "calls": 7, "restarts": 4, "given_up": HOSTILE}],
+    "production": {"task_sets": {"sums": {"open": 1, "next_group": None}}},
 }
 RANKS = [
     {"name": "compute", "who": f"rank {rank}", "step": STEPS + 1, "start": 1e9 + rank, "end": 1e9 + 5}
@@ -136,6 +137,7 @@ async def test_health_names_ranks_sessions_and_actors(browser: Browser, planted_
             await expect(shown.locator("dl", has_text="wait for the model")).to_contain_text("3")
             await expect(shown.get_by_label("Actors now")).to_contain_text("2 of 3")
             await expect(shown.get_by_label("Actors now")).to_contain_text(HOSTILE)
+            await expect(shown.get_by_text("open 1", exact=True)).to_be_visible()
             assert not await visit.is_wider_than_the_window()
             await visit.go(run_path("live", "/timeline?count=1"))
             await expect(shown.locator(".lanes")).to_contain_text("rank 0")
@@ -383,6 +385,39 @@ async def test_what_cannot_be_looked_at_is_said(browser: Browser, planted_run: R
         await expect(alarms).to_contain_text(f"Not all alarms could be looked for: {told['problem']}")
 
 
+async def test_small_things_say_what_is_so(browser: Browser, planted_run: RunFolder, tmp_path: Path) -> None:
+    run = RunFolder(Path(shutil.copytree(planted_run.path, tmp_path / "small")))
+    vague = {"kind": "no_signal", "title": "Groups teach nothing", "numbers": "5 of 5, since step 10 or earlier"}
+    engine = {"kind": "engines", "title": "An engine was lost", "numbers": "once", "since": ENGINE_DIES}
+    rest: dict[str, Any] = {"severe": False, "rule": "", "since": None, "links": []}
+    told = {"alarms": [{**rest, **one} for one in (vague, engine, engine, engine, engine)]}
+    async with visiting(browser, run.path) as visit:
+        page, shown = visit.page, visit.page.locator("main")
+        await page.route("**/alarms", lambda route: route.fulfill(json=told))
+        await page.reload()
+        await expect(page.locator(".alarm.line")).to_contain_text("Groups teach nothing since step 10 or earlier")
+        await expect(page.locator(".alarm.line")).to_contain_text("and 1 more")
+        causes = page.locator(".chart", has_text="Failures by cause").locator(".legend li")
+        await expect(causes).to_have_count(1)
+        await page.get_by_role("link", name="5 alarms").click()
+        lost = page.locator(".alarm", has_text="An engine was lost").get_by_role("link", name=f"step {ENGINE_DIES}")
+        await lost.last.click()
+        await expect(page.locator("h2").first).to_contain_text(f"Step {ENGINE_DIES}")
+        assert f"timeline?to={ENGINE_DIES}&count=1" in page.url
+        await visit.go(run_path("small", "/step/19"))
+        await expect(shown).to_contain_text("truncated50 %")
+        await page.get_by_role("link", name="← step 18").click()
+        await expect(page.locator("h1")).to_have_text("Step 18")
+        await visit.go(run_path("small", "/step/999999"))
+        await expect(page.locator("h1")).to_have_text("There is no step 999999")
+        await visit.go(run_path("small", "/steps?q=Question"))
+        await expect(page.locator("section [role=status]")).to_contain_text("found in")
+        await page.locator("section tbody a").first.wait_for()
+        await page.keyboard.press("j")
+        await page.keyboard.press("Enter")
+        await page.wait_for_url("**/rollout/**")
+
+
 async def test_two_runs_are_compared_and_their_configs_told_apart(
     browser: Browser, planted_run: RunFolder, tmp_path: Path
 ) -> None:
@@ -472,6 +507,7 @@ async def test_no_view_is_wider_than_a_phone(browser: Browser, planted_run: RunF
             await visit.page.locator(READY).first.wait_for(state="attached")
             await visit.page.wait_for_timeout(150)
             assert not await visit.is_wider_than_the_window(), view
+            assert await visit.broken_words() == [], view
             await visit.shot(f"{view}-phone")
 
 

@@ -41,11 +41,11 @@ export class ChartGroup {
   }
 }
 
-// lines(): [{label, tone, dash, points, steps, values}]
+// lines(): [{label, tone, dash, points, steps, values}]. Of a silent chart, lines that are always 0 are left out.
 export class Chart {
-  constructor(title, lines, { note = "", percent = false } = {}) {
+  constructor(title, lines, { note = "", percent = false, silent = false } = {}) {
     this.title = title;
-    this.lines = lines;
+    this.lines = () => lines().filter((line) => line.steps.length && !(silent && line.values.every((value) => !(value > 0))));
     this.percent = percent;
     this.canvas = h("div", { class: "canvas" });
     this.canvas.chart = this;
@@ -57,7 +57,7 @@ export class Chart {
 
   draw() {
     if (!this.canvas.isConnected) return;
-    const lines = this.lines().filter((line) => line.steps.length);
+    const lines = this.lines();
     this.node.hidden = !lines.length;
     if (!lines.length) return;
     const steps = [...new Set(lines.flatMap((line) => line.steps))].sort((a, b) => a - b);

@@ -24,6 +24,9 @@ export function replace(element, ...children) {
 export const facts = (pairs) =>
   h("dl", { class: "facts" }, pairs.filter(([, value]) => value !== null && value !== undefined && value !== "").map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value))));
 
+// A table that is wider than the window scrolls in here, also by keyboard; the view itself never does.
+export const wideBox = (label, ...children) => h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, children);
+
 export const pick = (label, options, value, change) =>
   h("label", null, label, h("select", { onchange: (event) => change(event.target.value) }, options.map(([key, text]) => {
     const option = h("option", { value: key }, text);

@@ -2,7 +2,7 @@
 
 import { ask, askRun } from "../api.js";
 import { Chart, ChartGroup } from "../chart.js";
-import { h, pick, replace } from "../dom.js";
+import { h, pick, replace, wideBox } from "../dom.js";
 import { plain } from "../format.js";
 import { Metrics } from "../metrics.js";
 import { charts, controls } from "./curves.js";
@@ -27,7 +27,7 @@ export async function show({ query, signal, go, watch }) {
       runs.map((run, at) => ({ label: one.lines.length > 1 ? `${run}: ${label}` : run, tone: (at % 8) + 1, dash: kind, ...stores[at].series(name), ...(options || {}) }))), one)).node);
   const settings = [...new Set(configs.flatMap((config) => Object.keys(config.settings)))].sort();
   const differ = settings.filter((name) => new Set(configs.map((config) => plain(config.settings[name] ?? "not set"))).size > 1);
-  const table = differ.length ? h("div", { class: "scroll" }, h("table", null,
+  const table = differ.length ? wideBox("Settings that differ", h("table", null,
     h("thead", null, h("tr", null, h("th", { scope: "col" }, "setting"), runs.map((run) => h("th", { scope: "col" }, run)))),
     h("tbody", null, differ.map((name) => h("tr", null, h("th", { scope: "row", class: "mono" }, name), configs.map((config) => h("td", { class: "mono" }, name in config.settings ? plain(config.settings[name]) : h("span", { class: "quiet" }, "not set")))))))) : h("p", { class: "quiet" }, "Their configs are the same.");
   const legend = h("ul", { class: "legend" }, runs.map((run, at) => h("li", { class: `tone-${(at % 8) + 1}` }, h("span", { class: "swatch" }), h("a", { href: `/run/${encodeURIComponent(run)}` }, run),

@@ -1,7 +1,7 @@
 // Every setting of a run, with a filter.
 
 import { askRun } from "../api.js";
-import { h, replace } from "../dom.js";
+import { h, replace, wideBox } from "../dom.js";
 import { plain } from "../format.js";
 
 export async function show({ run, signal }) {
@@ -15,7 +15,7 @@ export async function show({ run, signal }) {
   };
   fill();
   return {
-    node: h("div", null, h("div", { class: "head" }, h("h1", null, "Config"), h("span", { class: "grow" }), filter), h("div", { class: "card" }, h("table", null, h("thead", { class: "hidden" }, h("tr", null, h("th", null, "setting"), h("th", null, "value"))), body))),
+    node: h("div", null, h("div", { class: "head" }, h("h1", null, "Config"), h("span", { class: "grow" }), filter), h("div", { class: "card" }, wideBox("Settings", h("table", null, h("thead", { class: "hidden" }, h("tr", null, h("th", null, "setting"), h("th", null, "value"))), body)))),
     title: `Config of ${run}`,
     key: (event) => { if (event.key !== "/") return false; filter.focus(); return true; },
   };

@@ -1,7 +1,7 @@
 // Is the run well: alarms with their numbers, where its groups stand, and what happened to its engines.
 
 import { askRun } from "../api.js";
-import { facts, h, replace } from "../dom.js";
+import { facts, h, replace, wideBox } from "../dom.js";
 import { ago, clock, plain, whole } from "../format.js";
 import { everyMinute } from "../live.js";
 import { alarmCards } from "./alarms.js";
@@ -24,14 +24,14 @@ export async function show({ run, signal, watch }) {
       h("section", { class: "card" }, facts([["state", stateOf(data.status, data.alive, { ...data, ended, steps })], ["step", data.step], ["last step", ago(data.at)]])),
       h("section", null, h("h2", null, "Alarms"), alarmCards(run, data.alarms, data.problem)));
     replace(rest,
-      h("section", { class: "card" }, h("h2", null, "Where every group stands"), sets.length ? [h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Where every group stands" }, h("table", null,
+      h("section", { class: "card" }, h("h2", null, "Where every group stands"), sets.length ? [wideBox("Where every group stands", h("table", null,
         h("thead", null, h("tr", null, h("th", { scope: "col" }, "task set"), ["drawn", ...used.map((status) => status.replace("_", " ")), "sum", "rollouts stored", "of these known"].map((text) => h("th", { scope: "col", class: "right" }, text)))),
         h("tbody", null, sets.map(([name, { sampled, standing, total }]) => h("tr", null, h("th", { scope: "row" }, name),
           h("td", { class: "right strong" }, whole(sampled.groups)), used.map((status) => h("td", { class: "right" }, standing[status] ? whole(standing[status].groups) : "0")),
           side(total.groups, sampled.groups), h("td", { class: "right" }, whole(sampled.members)), side(total.members, sampled.members)))))),
       h("p", { class: "quiet small" }, sets.every(([, one]) => one.sampled.groups === one.total.groups && one.sampled.members === one.total.members) ? "Every group that was drawn stands somewhere, once." : h("span", { class: "bad" }, "What was drawn and where it stands differ. `loopwright audit` says which groups."))] : h("p", { class: "quiet" }, "Nothing has been drawn yet.")),
-      h("section", { class: "card" }, h("h2", null, "What happened to engines"), data.engine_events.length ? h("table", null, h("thead", null, h("tr", null, ["when", "step", "what", ""].map((text) => h("th", { scope: "col" }, text || h("span", { class: "hidden" }, "details"))))),
-        h("tbody", null, [...data.engine_events].reverse().map((event) => h("tr", null, h("td", null, clock(event.at)), h("td", null, event.step), h("td", null, plain(event.name).replace("_", " ")), h("td", null, h("pre", null, Object.entries(event.facts).map(([name, value]) => `${name}: ${plain(value)}`).join("\n"))))))) : h("p", { class: "quiet" }, "No engine was lost.")));
+      h("section", { class: "card" }, h("h2", null, "What happened to engines"), data.engine_events.length ? wideBox("What happened to engines", h("table", null, h("thead", null, h("tr", null, ["when", "step", "what", ""].map((text) => h("th", { scope: "col" }, text || h("span", { class: "hidden" }, "details"))))),
+        h("tbody", null, [...data.engine_events].reverse().map((event) => h("tr", null, h("td", null, clock(event.at)), h("td", null, event.step), h("td", null, plain(event.name).replace("_", " ")), h("td", { class: "prose" }, h("pre", null, Object.entries(event.facts).map(([name, value]) => `${name}: ${plain(value)}`).join("\n")))))))) : h("p", { class: "quiet" }, "No engine was lost.")));
   };
   await load();
   everyMinute(signal, load);

@@ -2,7 +2,7 @@
 // does not run, or is of a version that told nothing.
 
 import { askRun } from "../api.js";
-import { facts, h, replace } from "../dom.js";
+import { facts, h, replace, wideBox } from "../dom.js";
 import { ago, duration, plain, whole } from "../format.js";
 
 const since = (at) => duration(Math.max(0, Date.now() / 1000 - at));
@@ -29,7 +29,7 @@ export function doing(status) {
 
 export function engineTable(told) {
   if (!told.engines?.length) return null;
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Engines now" }, h("table", null,
+  return wideBox("Engines now", h("table", null,
     h("thead", null, h("tr", null, ["engine", "state", "weights", "proven", "calls", "lost"].map((text, at) => h("th", { scope: "col", class: at > 3 ? "right" : null }, text)))),
     h("tbody", null, told.engines.map((one) => h("tr", null,
       h("th", { scope: "row" }, plain(one.name)),
@@ -63,7 +63,7 @@ export function crewTable(told) {
 
 const times = (count) => (count === 1 ? "once" : `${count} times`);
 
-const table = (label, heads, rows) => h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, h("table", null,
+const table = (label, heads, rows) => wideBox(label, h("table", null,
   h("thead", null, h("tr", null, heads.map(([text, kind]) => h("th", { scope: "col", class: kind }, text)))),
   h("tbody", null, rows.map(([first, ...rest]) => h("tr", null, h("th", { scope: "row" }, first), rest.map((cell, at) => h("td", { class: heads[at + 1][1] }, cell)))))));
 
@@ -73,17 +73,19 @@ export function flightTable(told) {
   const oldest = flying.oldest || [];
   return h("div", null,
     facts([["with agents", whole(flying.agents)], ["being judged", whole(flying.judged)], ["ended so far", whole(flying.finished)]]),
-    oldest.length ? h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "The oldest rollouts in flight" }, h("table", null,
-      h("thead", null, h("tr", null, ["oldest in flight", "for", "doing", "tokens", "engine"].map((text, at) => h("th", { scope: "col", class: at === 3 ? "right" : at === 4 ? "wide" : null }, text)))),
-      h("tbody", null, oldest.map((one) => h("tr", null, h("th", { scope: "row", class: "mono" }, plain(one.rollout)), h("td", null, since(one.since)), h("td", null, one.stage === "judge" ? "is judged" : `turn ${one.turn}`), h("td", { class: "right" }, whole(one.tokens)), h("td", { class: "wide" }, (one.engines || []).map(plain).join(", "))))))) : null);
+    oldest.length ? wideBox("The oldest rollouts in flight", h("table", null,
+      h("thead", null, h("tr", null, ["oldest in flight", "for", "doing", "tokens", "engine"].map((text, at) => h("th", { scope: "col", class: at === 3 ? "right" : null }, text)))),
+      h("tbody", null, oldest.map((one) => h("tr", null, h("th", { scope: "row", class: "mono" }, plain(one.rollout)), h("td", null, since(one.since)), h("td", null, one.stage === "judge" ? "is judged" : `turn ${one.turn}`), h("td", { class: "right" }, whole(one.tokens)), h("td", null, (one.engines || []).map(plain).join(", "))))))) : null);
 }
+
+const isSaid = (value) => value !== null && value !== undefined && value !== "";
 
 // Counts and states of production, of whatever names they have.
 export function productionTable(told) {
   if (!told.production) return null;
   const { task_sets: sets = {}, ...rest } = told.production;
-  const text = (value) => (value !== null && typeof value === "object" ? Object.entries(value).map(([name, inner]) => (inner !== null && typeof inner === "object" ? `${name.replaceAll("_", " ")} (${text(inner)})` : `${name.replaceAll("_", " ")} ${plain(inner)}`)).join(", ") : plain(value));
-  return h("div", null, facts(Object.entries(rest).map(([name, value]) => [name.replaceAll("_", " "), text(value)])),
+  const text = (value) => (value !== null && typeof value === "object" ? Object.entries(value).filter(([, inner]) => isSaid(inner)).map(([name, inner]) => (inner !== null && typeof inner === "object" ? `${name.replaceAll("_", " ")} (${text(inner)})` : `${name.replaceAll("_", " ")} ${plain(inner)}`)).join(", ") : plain(value));
+  return h("div", null, facts(Object.entries(rest).filter(([, value]) => isSaid(value)).map(([name, value]) => [name.replaceAll("_", " "), text(value)])),
     Object.entries(sets).map(([name, one]) => h("p", null, h("b", null, name), " ", h("span", { class: "small" }, text(one)))));
 }
 

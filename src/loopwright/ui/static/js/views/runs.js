@@ -25,7 +25,7 @@ export async function show({ signal, go, watch }) {
     } });
     return h("tr", null,
       h("td", null, box),
-      h("td", null, h("a", { href: `/run/${encodeURIComponent(run.name)}`, class: "strong" }, run.name), run.problem && h("div", { class: "bad small" }, run.problem), h("div", { class: "quiet small" }, plain(run.model))),
+      h("td", { class: "prose" }, h("a", { href: `/run/${encodeURIComponent(run.name)}`, class: "strong" }, run.name), run.problem && h("div", { class: "bad small" }, run.problem), h("div", { class: "quiet small" }, plain(run.model))),
       h("td", null, stateOf(null, run.alive, run)),
       h("td", { class: "right" }, `${run.step ?? "–"}${run.steps ? ` / ${run.steps}` : ""}`),
       h("td", { class: "right" }, number(run["reward/mean"])),

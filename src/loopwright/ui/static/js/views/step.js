@@ -2,7 +2,7 @@
 
 import { askRun } from "../api.js";
 import { facts, h, pick, replace } from "../dom.js";
-import { number, plain } from "../format.js";
+import { number, percent, plain } from "../format.js";
 import { chip, rolloutLink, stepLink } from "./links.js";
 import { answerOf } from "./messages.js";
 
@@ -13,11 +13,16 @@ const WHY = { filtered: "The filter saw nothing to learn in them; another group 
 export async function show({ run, step, query, signal, go }) {
   const number_ = Number(step);
   const asked = { step: number_, task_set: query.get("task_set"), status: query.get("status"), cause: query.get("cause"), low: query.get("low"), high: query.get("high") };
-  const [page, steps, names] = await Promise.all([
-    askRun(run, "/step", asked, signal),
-    askRun(run, "/steps", { before: number_ + 2, most: 3 }, signal),
+  const [page, latest, about, names] = await Promise.all([
+    askRun(run, "/step", asked, signal).catch((error) => { if (error.status === 404) return null; throw error; }),
+    askRun(run, "/steps", { most: 1 }, signal),
+    askRun(run, "", {}, signal),
     askRun(run, "/metrics", { name: ["reward/mean", "reward/std", "response/tokens", "response/truncated", "learner/mismatch_mean", "staleness/mean", "learner/loss"] }, signal),
   ]);
+  const last = latest.steps[0]?.step ?? 0;
+  // Behind the last step is the one that is being made, or was when the run ended.
+  const end = about.steps && last >= about.steps ? last : last + 1;
+  if (page === null || number_ > last + 1 || number_ < 1) return missing(run, number_, last);
   const change = (more) => {
     const next = new URLSearchParams(query);
     for (const [name, value] of Object.entries(more)) if (value === null || value === "") next.delete(name); else next.set(name, value);
@@ -48,17 +53,16 @@ export async function show({ run, step, query, signal, go }) {
   } }, "More groups");
   const told = () => { count.textContent = `${shown} of ${page.total} groups`; more.hidden = shown >= page.total; };
   told();
-  const neighbours = steps.steps.map((each) => each.step);
-  const next = neighbours.includes(number_ + 1) ? number_ + 1 : null;
-  const before = neighbours.find((each) => each < number_) ?? null;
+  const next = number_ < end ? number_ + 1 : null;
+  const before = number_ > 1 ? number_ - 1 : null;
   const row = names.steps.map((each, at) => [each, at]).filter(([each]) => each === number_).map(([, at]) => at);
-  const metric = (name) => { for (const at of row.reverse()) { const value = names.values[name]?.[at]; if (value !== null && value !== undefined) return number(value); } return null; };
+  const metric = (name, told = number) => { for (const at of row.reverse()) { const value = names.values[name]?.[at]; if (value !== null && value !== undefined) return told(value); } return null; };
   const left = Object.entries(page.left_out);
   const node = h("div", null,
     h("div", { class: "head" }, h("h1", null, `Step ${step}`),
       before !== null ? h("a", { href: stepLink(run, before), title: "k" }, `← step ${before}`) : null, next !== null ? h("a", { href: stepLink(run, next), title: "j" }, `step ${next} →`) : null,
       h("span", { class: "grow" }), h("a", { href: `/run/${encodeURIComponent(run)}/timeline?to=${step}&count=1` }, "Timeline of this step")),
-    h("div", { class: "card" }, facts([["reward", metric("reward/mean")], ["spread", metric("reward/std")], ["tokens per answer", metric("response/tokens")], ["truncated", metric("response/truncated")], ["mismatch", metric("learner/mismatch_mean")], ["staleness", metric("staleness/mean")], ["loss", metric("learner/loss")],
+    h("div", { class: "card" }, facts([["reward", metric("reward/mean")], ["spread", metric("reward/std")], ["tokens per answer", metric("response/tokens")], ["truncated", metric("response/truncated", percent)], ["mismatch", metric("learner/mismatch_mean")], ["staleness", metric("staleness/mean")], ["loss", metric("learner/loss")],
       ["left out meanwhile", left.length ? left.map(([status, groups]) => `${groups} ${status.replace("_", " ")}`).join(", ") : "nothing"]]),
       page.histogram.length ? [h("h3", null, "Rewards"), histogram] : null),
     bar, asked.status && WHY[asked.status] ? h("p", { class: "quiet" }, WHY[asked.status]) : null,
@@ -77,6 +81,13 @@ export async function show({ run, step, query, signal, go }) {
       }
       return false;
     },
+  };
+}
+
+function missing(run, step, last) {
+  return {
+    title: `No step ${step} of ${run}`,
+    node: h("div", null, h("h1", null, `There is no step ${step}`), h("p", null, last ? ["The last one is ", h("a", { href: stepLink(run, last) }, `step ${last}`), "."] : "No step has been trained yet.")),
   };
 }
 

@@ -1,7 +1,7 @@
 // The trained steps of a run, the latest first, and a search through their trajectories.
 
 import { askRun } from "../api.js";
-import { h, replace } from "../dom.js";
+import { h, replace, wideBox } from "../dom.js";
 import { ago, duration, number, percent } from "../format.js";
 import { Metrics } from "../metrics.js";
 import { keyParts, rolloutLink, stepLink } from "./links.js";
@@ -19,16 +19,16 @@ export async function show({ run, query, signal, go, say, watch }) {
   const row = ({ step, groups, at: when }) => {
     const times = ["time/rollout", "time/wait", "time/train", "time/sync"].map((name) => at(name, step)).filter((value) => value !== undefined);
     return h("tr", null,
-      h("td", null, h("a", { href: stepLink(run, step), class: "strong" }, `step ${step}`)),
+      h("td", { class: "one-line" }, h("a", { href: stepLink(run, step), class: "strong" }, `step ${step}`)),
       h("td", { class: "right" }, groups),
       h("td", { class: "right" }, number(at("reward/mean", step))),
-      h("td", { class: "right wide" }, number(at("reward/std", step))),
+      h("td", { class: "right" }, number(at("reward/std", step))),
       h("td", { class: "right" }, number(at("response/tokens", step))),
-      h("td", { class: "right wide" }, percent(at("response/truncated", step))),
-      h("td", { class: "right wide" }, `${at("groups/filtered", step) ?? "–"} / ${at("groups/failed", step) ?? "–"}`),
-      h("td", { class: "right wide" }, number(at("learner/mismatch_mean", step))),
-      h("td", { class: "right wide" }, times.length ? duration(times.reduce((a, b) => a + b, 0)) : "–"),
-      h("td", { class: "wide quiet" }, ago(when)));
+      h("td", { class: "right" }, percent(at("response/truncated", step))),
+      h("td", { class: "right" }, `${at("groups/filtered", step) ?? "–"} / ${at("groups/failed", step) ?? "–"}`),
+      h("td", { class: "right" }, number(at("learner/mismatch_mean", step))),
+      h("td", { class: "right" }, times.length ? duration(times.reduce((a, b) => a + b, 0)) : "–"),
+      h("td", { class: "right quiet" }, ago(when)));
   };
   const rows = [...page.steps];
   let { next, edition } = page;
@@ -48,17 +48,18 @@ export async function show({ run, query, signal, go, say, watch }) {
 
   const found = h("div");
   const field = h("input", { type: "search", value: query.get("q") || "", placeholder: "a text in any trajectory", "aria-label": "Search the trajectories", size: "32" });
-  let looking = new AbortController();
+  let looking = new AbortController(), place = -1;
   const look = async (text) => {
     looking.abort();
     looking = new AbortController();
     signal.addEventListener("abort", () => looking.abort());
     go(`${location.pathname}${text ? `?q=${encodeURIComponent(text)}` : ""}`, { quiet: true });
-    if (!text) { replace(found); return; }
+    if (!text) { replace(found); place = -1; return; }
     const list = h("tbody");
     const state = h("p", { class: "quiet", role: "status" }, "Looking …");
     const halt = h("button", { type: "button", onclick: () => { looking.abort(); state.textContent = `${list.children.length} found; stopped.`; halt.hidden = true; } }, "Stop");
-    replace(found, h("section", { class: "card" }, h("h2", null, "Found"), h("div", { class: "bar" }, state, halt), h("table", null, h("thead", { class: "hidden" }, h("tr", null, h("th", null, "step"), h("th", null, "rollout"), h("th", null, "text"))), list)));
+    place = -1;
+    replace(found, h("section", { class: "card" }, h("h2", null, "Found"), h("div", { class: "bar" }, state, halt), wideBox("Trajectories that have the text", h("table", null, h("thead", { class: "hidden" }, h("tr", null, h("th", null, "step"), h("th", null, "rollout"), h("th", null, "text"))), list))));
     const onward = h("button", { type: "button", hidden: true, onclick: () => onwards(list.children.length + ENOUGH) }, "More");
     found.firstChild.append(onward);
     let next, steps = 0, unsearched = 0;
@@ -72,7 +73,7 @@ export async function show({ run, query, signal, go, say, watch }) {
           steps += part.steps;
           unsearched += part.unsearched || 0;
           next = part.next;
-          list.append(...part.hits.map((hit) => h("tr", null, h("td", null, `step ${hit.step}`), h("td", null, h("a", { href: rolloutLink(run, keyParts(hit.key), { round: hit.round || undefined }) }, hit.key)), h("td", { class: "mono" }, hit.excerpt))));
+          list.append(...part.hits.map((hit) => h("tr", null, h("td", { class: "one-line" }, `step ${hit.step}`), h("td", null, h("a", { href: rolloutLink(run, keyParts(hit.key), { round: hit.round || undefined }) }, hit.key)), h("td", { class: "mono prose" }, hit.excerpt))));
           state.textContent = `${list.children.length} found in the latest ${steps} steps${next === null ? (unsearched ? ", which is all that could be read." : ", which is all") : " …"}${unsearched ? ` ${unsearched === 1 ? "1 step" : `${unsearched} steps`} could not be searched.` : ""}`;
         } while (next !== null && list.children.length < enough);
         onward.hidden = next === null;
@@ -83,9 +84,9 @@ export async function show({ run, query, signal, go, say, watch }) {
   };
   const form = h("form", { class: "bar", role: "search", onsubmit: (event) => { event.preventDefault(); look(field.value.trim()); } }, field, h("button", { type: "submit" }, "Search"));
   if (field.value) look(field.value);
-  const head = [["step", ""], ["groups", "right"], ["reward", "right"], ["spread", "right wide"], ["tokens", "right"], ["truncated", "right wide"], ["filtered / failed", "right wide"], ["mismatch", "right wide"], ["time", "right wide"], ["trained", "wide"]].map(([text, kind]) => h("th", { scope: "col", class: kind }, text));
-  const node = h("div", null, h("div", { class: "head" }, h("h1", null, "Steps"), h("span", { class: "grow" }), form), found, h("div", { class: "card" }, rows.length ? h("table", null, h("thead", null, h("tr", null, head)), body) : h("p", { class: "quiet" }, "No step has been trained yet."), more));
-  let place = -1, seen = store.rows;
+  const head = [["step", ""], ["groups", "right"], ["reward", "right"], ["spread", "right"], ["tokens", "right"], ["truncated", "right"], ["groups filtered / failed", "right"], ["mismatch", "right"], ["time", "right"], ["trained", "right"]].map(([text, kind]) => h("th", { scope: "col", class: kind }, text));
+  const node = h("div", null, h("div", { class: "head" }, h("h1", null, "Steps"), h("span", { class: "grow" }), form), found, h("div", { class: "card" }, rows.length ? wideBox("Trained steps", h("table", null, h("thead", null, h("tr", null, head)), body)) : h("p", { class: "quiet" }, "No step has been trained yet."), more));
+  let seen = store.rows;
   return {
     node, title: `Steps of ${run}`,
     shown: () => watch([run], async (said) => {
@@ -105,7 +106,8 @@ export async function show({ run, query, signal, go, say, watch }) {
     key: (event) => {
       if (event.key === "/") { field.focus(); return true; }
       if (event.key !== "j" && event.key !== "k") return false;
-      const links = [...body.querySelectorAll("a")];
+      // After a search, its hits come first.
+      const links = [...found.querySelectorAll("a"), ...body.querySelectorAll("a")];
       place = Math.max(0, Math.min(links.length - 1, place + (event.key === "j" ? 1 : -1)));
       links[place]?.focus();
       return true;

@@ -53,7 +53,7 @@ export async function show({ run, query, signal, go, watch }) {
     for (const span of data.spans) totals.set(plain(span.name), (totals.get(plain(span.name)) || 0) + span.end - span.start);
     replace(box, h("section", { class: "card" },
       h("h2", null, data.steps.length > 1 ? `Steps ${data.steps[0]} to ${data.steps[data.steps.length - 1]}` : `Step ${data.steps[0]}`, h("span", { class: "quiet" }, ` · ${duration(whole)}`)),
-      h("div", { class: "lanes" }, h("span"), h("span", { class: "small quiet ticks" }, [0, 0.25, 0.5, 0.75, 1].map((share) => h("span", null, duration(share * whole)))), h("span", { class: "small quiet right" }, "idle"), work, rows),
+      h("div", { class: "lanes" }, h("span"), h("span", { class: "small quiet ticks" }, [0, 0.25, 0.5, 0.75, 1].map((share) => h("span", { class: share % 1 ? "between" : null }, share ? duration(share * whole) : "0 s"))), h("span", { class: "small quiet right" }, "idle"), work, rows),
       h("ul", { class: "legend" }, [...totals].map(([name, seconds]) => h("li", { class: `tone-${TONES[name] || 8}` }, h("span", { class: "swatch box" }), `${name} ${duration(seconds)} (${number((100 * seconds) / whole, 2)} %)`))),
       data.left_out ? h("p", { class: "quiet" }, `${data.left_out} earlier spans are not shown.`) : null), detail);
   };
