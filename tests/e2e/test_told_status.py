@@ -96,6 +96,14 @@ async def test_a_run_that_dies_of_its_judge_says_so(write_config: WriteConfig, t
     assert now.ended is not None
     assert (now.ended.how, now.ended.error, now.told["step"]) == ("error", caught.value.message, 0)
 
+    run = await open_run(load(file), cache=tmp_path, stop=asyncio.Event())
+    with pytest.raises(BudgetError) as caught:
+        await run.train()
+    await run.close()
+    now = read_status(RunFolder(tmp_path / "run"))
+    assert now.ended is not None
+    assert (now.ended.how, now.ended.error) == ("error", caught.value.message), "the caller did not hand it on"
+
 
 @pytest.mark.usefixtures("told_often")
 async def test_a_run_counts_the_sessions_of_its_agents(write_config: WriteConfig, tmp_path: Path) -> None:

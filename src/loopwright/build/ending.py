@@ -7,6 +7,7 @@ import time
 from asyncio import CancelledError
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from loopwright.core.redaction import Redactor
 from loopwright.errors import LoopwrightError
@@ -17,19 +18,26 @@ STOPS = (CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
 MOST_ERROR_CHARACTERS = 2000
 
 
+@dataclass(slots=True)
+class Ending:
+    """What is known of how the run will end. `failed` is the error of its latest work: a caller may close the run
+    without handing it on."""
+
+    failed: BaseException | None = None
+
+
 @contextmanager
-def told_ending(folder: RunFolder, redact: Redactor) -> Iterator[None]:
+def told_ending(folder: RunFolder, redact: Redactor) -> Iterator[Ending]:
     """Add to the last status how the block ended. The lock of the folder must be held until then."""
+    ending = Ending()
     try:
-        yield
-    except STOPS:
-        _tell(folder, None)
-        raise
+        yield ending
     except BaseException as error:
-        _tell(folder, redact(_said(error))[:MOST_ERROR_CHARACTERS])
+        ending.failed = error
         raise
-    else:
-        _tell(folder, None)
+    finally:
+        failed = None if isinstance(ending.failed, STOPS) else ending.failed
+        _tell(folder, None if failed is None else redact(_said(failed))[:MOST_ERROR_CHARACTERS])
 
 
 def _tell(folder: RunFolder, error: str | None) -> None:

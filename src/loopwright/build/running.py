@@ -181,11 +181,14 @@ class Run:
             raise RunError("the run is closed", remedy="open it again")
         if self._busy_with is not None:
             raise RunError(f"the run is busy with {self._busy_with}", remedy="await that first")
-        self._busy_with = what
+        self._busy_with, self._standing.ending.failed = what, None
         self._idle.clear()
         try:
             with redacting_errors(self._standing.redact):
                 yield
+        except BaseException as error:
+            self._standing.ending.failed = error
+            raise
         finally:
             self._busy_with = None
             self._idle.set()

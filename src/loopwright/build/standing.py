@@ -21,7 +21,7 @@ from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.build import parts
 from loopwright.build.cluster import open_run_cluster
 from loopwright.build.door import open_door, told_in
-from loopwright.build.ending import told_ending
+from loopwright.build.ending import Ending, told_ending
 from loopwright.build.engines import Engines, embedded_engine, engines_apart
 from loopwright.build.gateway import gateway_elsewhere, run_model_of
 from loopwright.build.lease_holder import lease_holder
@@ -92,6 +92,7 @@ class Standing:
     engines: Engines
     reached: RunModel | None
     brought: RunModel | None
+    ending: Ending
 
     @property
     def config(self) -> RunConfig:
@@ -110,7 +111,7 @@ async def open_standing(settings: RunSettings) -> AsyncIterator[Standing]:
         cluster = await stack.enter_async_context(open_run_cluster(loaded, settings.path))
         sampling, adapted, recipe = await _model(loaded, settings.cache, cluster, ingredients, stack)
         folder = stack.enter_context(_folder(settings))
-        stack.enter_context(told_ending(folder, redact))
+        ending = stack.enter_context(told_ending(folder, redact))
         # A process that was killed may have left it, and this one may have no cluster.
         folder.ray.unlink(missing_ok=True)
         if cluster is not None:
@@ -123,7 +124,9 @@ async def open_standing(settings: RunSettings) -> AsyncIterator[Standing]:
         reached, brought = await _doors(loaded, sampling, engines, folder, storage, stack)
         if console is not None:
             stack.enter_context(console)
-        yield Standing(settings, redact, sampling, adapted, recipe, folder, storage, journal, engines, reached, brought)
+        yield Standing(
+            settings, redact, sampling, adapted, recipe, folder, storage, journal, engines, reached, brought, ending
+        )
 
 
 async def _model(
