@@ -16,7 +16,17 @@ from typing import Any
 import pytest
 from browser import PHONE, at_port, run_path, visiting
 from page_client import KEY
-from planted_run import BRANCHED, ENGINE_DIES, HOSTILE, HOSTILE_STEP, JUDGE_FAILS, NO_SIGNAL, SETTINGS, STEPS
+from planted_run import (
+    BRANCHED,
+    ENGINE_DIES,
+    HOSTILE,
+    HOSTILE_STEP,
+    JUDGE_FAILS,
+    NO_SIGNAL,
+    SETTINGS,
+    STEP_SECONDS,
+    STEPS,
+)
 from playwright.async_api import Browser, Route, expect
 
 from loopwright.buffer.token_numbers import decode_numbers
@@ -178,6 +188,9 @@ async def test_what_was_drawn_stands_beside_where_it_stands(
         await expect(visit.page.locator("main")).to_contain_text("`loopwright audit` says which groups")
 
 
+LOST = {"step": 3, "why": f"its file is missing {HOSTILE}"}
+
+
 async def test_a_search_goes_on_and_begins_again_after_a_resume(
     browser: Browser, planted_run: RunFolder, tmp_path: Path
 ) -> None:
@@ -210,13 +223,13 @@ async def test_a_search_goes_on_and_begins_again_after_a_resume(
 
         async def one_lost(route: Route) -> None:
             answer = await route.fetch()
-            await route.fulfill(response=answer, json={**await answer.json(), "unsearched": 1})
+            await route.fulfill(response=answer, json={**await answer.json(), "unsearched": [LOST]})
 
         await visit.page.route("**/search?*", one_lost)
         await visit.page.reload()
-        await expect(state).to_contain_text("1 step could not be searched.")
+        await expect(state).to_contain_text(f"1 step could not be searched (step 3: {LOST['why']}).")
         await more.click()
-        await expect(state).to_contain_text("which is all that could be read. 2 steps could not be searched.")
+        await expect(state).to_contain_text("which is all that could be read. 1 step could not")
 
 
 PPO: Mapping[str, Any] = {"loss": {"kind": "ppo_clip"}, "kl": None, "mini_batches": 1}
@@ -346,15 +359,13 @@ async def test_the_first_view_says_how_the_run_ended(browser: Browser, planted_r
         await route.fulfill(response=answer, json={**await answer.json(), **told})
 
     with closing(sqlite3.connect(run.rollouts)) as db, db:
-        db.execute(
-            "UPDATE trail SET at = 1e9 + CASE WHEN step > 20 THEN 20 + 61 * (step - 20) ELSE coalesce(step, 0) END"
-        )
+        db.execute("UPDATE trail SET at = 1e9 + ? * coalesce(step, 0)", (STEP_SECONDS,))
     error = f"JudgeError: 16 groups in a row failed {HOSTILE}"
     async with visiting(browser, run.path) as visit:
         state = visit.page.locator("dl").first
         await expect(state).to_contain_text("statenot running")
-        # Seconds of all that lies between the ends of steps: 4 of the last 20 took a minute.
-        await expect(state).to_contain_text("time per step13 s, the mean of the last 20")
+        # All that lies between the ends of two steps, of which 54 s are told as parts.
+        await expect(state).to_contain_text("time per step1 min 00 s, the mean of the last 10")
         # A share that was always 0 has an axis of shares.
         shares = "document.querySelector('[aria-label^=Truncated]').chart.plot.scales.y"
         assert await visit.page.evaluate(f"[{shares}.min, {shares}.max]") == [0, 1]
@@ -369,8 +380,6 @@ async def test_the_first_view_says_how_the_run_ended(browser: Browser, planted_r
             await expect(state).to_contain_text(said)
         await visit.go(run_path("short", "/health"))
         await expect(state).to_contain_text(said)
-    async with visiting(browser, planted_run.path.parent) as visit:
-        await expect(visit.page.locator("tbody")).to_contain_text("finished")
 
 
 async def test_what_cannot_be_looked_at_is_said(browser: Browser, planted_run: RunFolder, tmp_path: Path) -> None:
@@ -439,6 +448,7 @@ async def test_two_runs_are_compared_and_their_configs_told_apart(
 async def test_all_of_it_by_keyboard(browser: Browser, planted_run: RunFolder) -> None:
     async with visiting(browser, planted_run.path.parent) as visit:
         press, page = visit.page.keyboard.press, visit.page
+        await expect(page.locator("tbody")).to_contain_text("finished")
         await press("j")
         await press("Enter")
         await page.wait_for_url("**/run/*")

@@ -10,12 +10,14 @@ import { alarmLine } from "./alarms.js";
 import { charts, controls } from "./curves.js";
 import { doing, stateOf } from "./now.js";
 
+const MEAN_OF = 20;
+
 export async function show({ run, query, signal, go, watch }) {
   const about = await askRun(run, "", {}, signal);
   const taskSet = query.get("task_set") || "";
   let names = about.metrics;
   let store = new Metrics(run, wanted(names, taskSet));
-  await store.refresh(signal);
+  let [pace] = await Promise.all([stepSeconds(run, about, signal), store.refresh(signal)]);
   const group = new ChartGroup();
   const grid = h("div", { class: "cards" });
   const progress = h("div", { class: "card" });
@@ -30,7 +32,6 @@ export async function show({ run, query, signal, go, watch }) {
     }
   };
   let { status, ended } = about;
-  let pace = await meanStep(run, signal);
   const tell = (now) => {
     const share = about.steps ? Math.min(1, now.step / about.steps) : null;
     replace(progress, facts([
@@ -39,7 +40,7 @@ export async function show({ run, query, signal, go, watch }) {
       ["step", `${now.step}${about.steps ? ` of ${about.steps} (${Math.round(100 * share)} %)` : ""}`],
       ["reward", latest(store, "reward/mean")],
       ["last step", now.at ? ago(now.at) : "–"],
-      ["time per step", pace ? `${duration(pace.seconds)}, the mean of the last ${pace.steps}` : "–"],
+      ["time per step", pace ? `${duration(pace)}, the mean of the last ${Math.min(MEAN_OF, now.step - 1)}` : "–"],
       ...Object.entries(about.facts).map(([name, value]) => [name, plain(value)]),
     ]));
   };
@@ -72,7 +73,7 @@ export async function show({ run, query, signal, go, watch }) {
       empty.hidden = store.rows > 0;
       const silent = charts(names, taskSet).filter((one) => one.silent && one.lines.some(([name]) => store.series(name).values.some((value) => value > 0))).length;
       if (more || silent !== shownSilent) build(); else group.draw();
-      pace = await meanStep(run, signal);
+      pace = await stepSeconds(run, now, signal);
       node.dataset.rows = store.rows;
       await warn();
     }
@@ -89,13 +90,14 @@ export async function show({ run, query, signal, go, watch }) {
 const wanted = (names, taskSet) => [...new Set([...charts(names, taskSet).flatMap((one) => one.lines.map(([name]) => name)), "reward/mean"])].filter((name) => names.includes(name));
 const latest = (store, name) => { const { values } = store.series(name); return values.length ? number(values[values.length - 1]) : "–"; };
 
-// The time between the ends of the last twenty steps, whatever it was spent on.
-async function meanStep(run, signal) {
+// The time between the ends of the last steps, whatever it was spent on. The answer may have it.
+async function stepSeconds(run, about, signal) {
+  if (about.step_seconds !== undefined) return about.step_seconds;
   try {
-    const { steps } = await askRun(run, "/steps", { most: 21 }, signal);
+    const { steps } = await askRun(run, "/steps", { most: MEAN_OF + 1 }, signal);
     const last = steps[0], first = steps[steps.length - 1];
     if (!first?.at || last.step <= first.step) return null;
-    return { seconds: (last.at - first.at) / (last.step - first.step), steps: last.step - first.step };
+    return (last.at - first.at) / (last.step - first.step);
   } catch (error) {
     if (error instanceof ApiError) return null;
     throw error;

@@ -2,7 +2,7 @@
 
 import { askRun } from "../api.js";
 import { h, replace, wideBox } from "../dom.js";
-import { ago, duration, number, percent } from "../format.js";
+import { ago, duration, number, percent, plain } from "../format.js";
 import { Metrics } from "../metrics.js";
 import { keyParts, rolloutLink, stepLink } from "./links.js";
 
@@ -10,6 +10,13 @@ const NAMES = ["reward/mean", "reward/std", "response/tokens", "response/truncat
 
 // So many hits are shown before somebody asks for more.
 const ENOUGH = 200;
+const NAMED = 3;
+
+// Why the first of the steps could not be searched.
+function reasons(unsearched) {
+  const told = [...unsearched].slice(0, NAMED).map(([step, why]) => `step ${step}: ${why}`);
+  return told.length ? ` (${told.join("; ")}${unsearched.size > NAMED ? "; …" : ""})` : "";
+}
 
 export async function show({ run, query, signal, go, say, watch }) {
   const store = new Metrics(run, NAMES);
@@ -62,7 +69,8 @@ export async function show({ run, query, signal, go, say, watch }) {
     replace(found, h("section", { class: "card" }, h("h2", null, "Found"), h("div", { class: "bar" }, state, halt), wideBox("Trajectories that have the text", h("table", null, h("thead", { class: "hidden" }, h("tr", null, h("th", null, "step"), h("th", null, "rollout"), h("th", null, "text"))), list))));
     const onward = h("button", { type: "button", hidden: true, onclick: () => onwards(list.children.length + ENOUGH) }, "More");
     found.firstChild.append(onward);
-    let next, steps = 0, unsearched = 0;
+    let next, steps = 0, uncounted = 0;
+    const unsearched = new Map();
     const onwards = async (enough) => {
       onward.hidden = true;
       halt.hidden = false;
@@ -71,10 +79,12 @@ export async function show({ run, query, signal, go, say, watch }) {
           const part = await askRun(run, "/search", { q: text, cursor: next }, looking.signal);
           if (part.again) { say("The run was resumed. The search has begun again."); look(text); return; }
           steps += part.steps;
-          unsearched += part.unsearched || 0;
+          if (Array.isArray(part.unsearched)) for (const one of part.unsearched) unsearched.set(one.step, plain(one.why));
+          else uncounted += part.unsearched || 0;
+          const lost = unsearched.size + uncounted;
           next = part.next;
           list.append(...part.hits.map((hit) => h("tr", null, h("td", { class: "one-line" }, `step ${hit.step}`), h("td", null, h("a", { href: rolloutLink(run, keyParts(hit.key), { round: hit.round || undefined }) }, hit.key)), h("td", { class: "mono prose" }, hit.excerpt))));
-          state.textContent = `${list.children.length} found in the latest ${steps} steps${next === null ? (unsearched ? ", which is all that could be read." : ", which is all") : " …"}${unsearched ? ` ${unsearched === 1 ? "1 step" : `${unsearched} steps`} could not be searched.` : ""}`;
+          state.textContent = `${list.children.length} found in the latest ${steps} steps${next === null ? (lost ? ", which is all that could be read." : ", which is all") : " …"}${lost ? ` ${lost === 1 ? "1 step" : `${lost} steps`} could not be searched${reasons(unsearched)}.` : ""}`;
         } while (next !== null && list.children.length < enough);
         onward.hidden = next === null;
         halt.hidden = true;
