@@ -19,7 +19,7 @@ MOST_ERROR_CHARACTERS = 2000
 
 
 @dataclass(slots=True)
-class Ending:
+class RunEnding:
     """What is known of how the run will end. `failed` is the error of its latest work: a caller may close the run
     without handing it on."""
 
@@ -27,9 +27,9 @@ class Ending:
 
 
 @contextmanager
-def told_ending(folder: RunFolder, redact: Redactor) -> Iterator[Ending]:
+def told_ending(folder: RunFolder, redact: Redactor) -> Iterator[RunEnding]:
     """Add to the last status how the block ended. The lock of the folder must be held until then."""
-    ending = Ending()
+    ending = RunEnding()
     try:
         yield ending
     except BaseException as error:

@@ -21,7 +21,7 @@ from loopwright.buffer.storage.sqlite import SqliteStorage
 from loopwright.build import parts
 from loopwright.build.cluster import open_run_cluster
 from loopwright.build.door import open_door, told_in
-from loopwright.build.ending import Ending, told_ending
+from loopwright.build.ending import RunEnding, told_ending
 from loopwright.build.engines import Engines, embedded_engine, engines_apart
 from loopwright.build.gateway import gateway_elsewhere, run_model_of
 from loopwright.build.lease_holder import lease_holder
@@ -92,7 +92,7 @@ class Standing:
     engines: Engines
     reached: RunModel | None
     brought: RunModel | None
-    ending: Ending
+    ending: RunEnding
 
     @property
     def config(self) -> RunConfig:
