@@ -17,7 +17,8 @@ export async function show({ run, query, signal, go, watch }) {
   const taskSet = query.get("task_set") || "";
   let names = about.metrics;
   let store = new Metrics(run, wanted(names, taskSet));
-  let [pace] = await Promise.all([stepSeconds(run, about, signal), store.refresh(signal)]);
+  let pace = about.step_seconds;
+  await store.refresh(signal);
   const group = new ChartGroup();
   const grid = h("div", { class: "cards" });
   const progress = h("div", { class: "card" });
@@ -73,7 +74,7 @@ export async function show({ run, query, signal, go, watch }) {
       empty.hidden = store.rows > 0;
       const silent = charts(names, taskSet).filter((one) => one.silent && one.lines.some(([name]) => store.series(name).values.some((value) => value > 0))).length;
       if (more || silent !== shownSilent) build(); else group.draw();
-      pace = await stepSeconds(run, now, signal);
+      pace = now.step_seconds;
       node.dataset.rows = store.rows;
       await warn();
     }
@@ -89,17 +90,3 @@ export async function show({ run, query, signal, go, watch }) {
 
 const wanted = (names, taskSet) => [...new Set([...charts(names, taskSet).flatMap((one) => one.lines.map(([name]) => name)), "reward/mean"])].filter((name) => names.includes(name));
 const latest = (store, name) => { const { values } = store.series(name); return values.length ? number(values[values.length - 1]) : "–"; };
-
-// The time between the ends of the last steps, whatever it was spent on. The answer may have it.
-async function stepSeconds(run, about, signal) {
-  if (about.step_seconds !== undefined) return about.step_seconds;
-  try {
-    const { steps } = await askRun(run, "/steps", { most: MEAN_OF + 1 }, signal);
-    const last = steps[0], first = steps[steps.length - 1];
-    if (!first?.at || last.step <= first.step) return null;
-    return (last.at - first.at) / (last.step - first.step);
-  } catch (error) {
-    if (error instanceof ApiError) return null;
-    throw error;
-  }
-}

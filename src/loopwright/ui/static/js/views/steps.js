@@ -69,7 +69,7 @@ export async function show({ run, query, signal, go, say, watch }) {
     replace(found, h("section", { class: "card" }, h("h2", null, "Found"), h("div", { class: "bar" }, state, halt), wideBox("Trajectories that have the text", h("table", null, h("thead", { class: "hidden" }, h("tr", null, h("th", null, "step"), h("th", null, "rollout"), h("th", null, "text"))), list))));
     const onward = h("button", { type: "button", hidden: true, onclick: () => onwards(list.children.length + ENOUGH) }, "More");
     found.firstChild.append(onward);
-    let next, steps = 0, uncounted = 0;
+    let next, steps = 0;
     const unsearched = new Map();
     const onwards = async (enough) => {
       onward.hidden = true;
@@ -79,9 +79,8 @@ export async function show({ run, query, signal, go, say, watch }) {
           const part = await askRun(run, "/search", { q: text, cursor: next }, looking.signal);
           if (part.again) { say("The run was resumed. The search has begun again."); look(text); return; }
           steps += part.steps;
-          if (Array.isArray(part.unsearched)) for (const one of part.unsearched) unsearched.set(one.step, plain(one.why));
-          else uncounted += part.unsearched || 0;
-          const lost = unsearched.size + uncounted;
+          for (const one of part.unsearched) unsearched.set(one.step, plain(one.why));
+          const lost = unsearched.size;
           next = part.next;
           list.append(...part.hits.map((hit) => h("tr", null, h("td", { class: "one-line" }, `step ${hit.step}`), h("td", null, h("a", { href: rolloutLink(run, keyParts(hit.key), { round: hit.round || undefined }) }, hit.key)), h("td", { class: "mono prose" }, hit.excerpt))));
           state.textContent = `${list.children.length} found in the latest ${steps} steps${next === null ? (lost ? ", which is all that could be read." : ", which is all") : " …"}${lost ? ` ${lost === 1 ? "1 step" : `${lost} steps`} could not be searched${reasons(unsearched)}.` : ""}`;
