@@ -382,6 +382,21 @@ async def test_shared_memory_counts_as_disk_and_a_hidden_home_is_empty(host: Pro
             await ran(host, f"{script}; sleep 60", isolate=Isolation.BWRAP, disk_mb=1)
 
 
+@no_bwrap
+async def test_a_virtual_environment_in_a_folder_that_a_sandbox_hides_can_be_used(host: ProgramHost) -> None:
+    """Its Python is a link in a folder that is shown before."""
+    environment = host.base / "environment"
+    (environment / "bin").mkdir(parents=True)
+    real = os.path.realpath(sys.executable)
+    (environment / "pyvenv.cfg").write_text(f"home = {os.path.dirname(real)}\n")
+    (environment / "bin" / "python3").symlink_to(real)
+    (environment / "bin" / "python").symlink_to("python3")
+    program = str(environment / "bin" / "python")
+    async with prepared(host, program, "-c", "print('fine')", isolate=Isolation.BWRAP) as place:
+        await place.run(ENDPOINT)
+        assert place.output.text == "fine\n"
+
+
 async def test_what_processes_or_names_share_counts_once(host: ProgramHost, isolate: Isolation) -> None:
     script = """
 import os, time

@@ -86,5 +86,7 @@ def _allowed(which: int, wanted: int) -> int:
 
 
 def _inside(paths: Iterable[Path], folders: Sequence[Path]) -> list[Path]:
-    """Those paths that hiding `folders` would hide."""
-    return [path for path in dict.fromkeys(paths) if any(path.is_relative_to(folder) for folder in folders)]
+    """Those paths that hiding `folders` would hide, without what is in another one of them: that is seen with it, and
+    bubblewrap cannot bind a link in a folder that it has bound."""
+    needed = [path for path in dict.fromkeys(paths) if any(path.is_relative_to(folder) for folder in folders)]
+    return [path for path in needed if not any(path.is_relative_to(other) for other in needed if other != path)]
