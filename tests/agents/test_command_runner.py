@@ -43,6 +43,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 
 ENDPOINT = Endpoint("http://127.0.0.1:1/sessions/s/v1", "lwk_the-key", "http://127.0.0.1:1/sessions/s", "tiny")
 TASK = Task.ask("t1", "What is 1+1?", truth=2, repo="r1")
 REQUEST = RolloutRequest(Split.TRAIN, RolloutKey("train", 0, 0), TASK, Sampling(), 60.0)
+PYTHON = Path(sys.executable).resolve()
 no_bwrap = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 
 
@@ -387,9 +388,8 @@ async def test_a_virtual_environment_in_a_folder_that_a_sandbox_hides_can_be_use
     """Its Python is a link in a folder that is shown before."""
     environment = host.base / "environment"
     (environment / "bin").mkdir(parents=True)
-    real = os.path.realpath(sys.executable)
-    (environment / "pyvenv.cfg").write_text(f"home = {os.path.dirname(real)}\n")
-    (environment / "bin" / "python3").symlink_to(real)
+    (environment / "pyvenv.cfg").write_text(f"home = {PYTHON.parent}\n")
+    (environment / "bin" / "python3").symlink_to(PYTHON)
     (environment / "bin" / "python").symlink_to("python3")
     program = str(environment / "bin" / "python")
     async with prepared(host, program, "-c", "print('fine')", isolate=Isolation.BWRAP) as place:
