@@ -77,7 +77,8 @@ class LearnRanks:
             "cache": str(places.cache),
             "first": FIRST,
             "lengths": self.lengths,
-            "most_bytes": most_memory(),
+            # They need it at the same time.
+            "most_bytes": most_memory() // ranks,
         }
 
     def _config(self, model: Path, folder: Path, ranks: int) -> dict[str, Any]:
