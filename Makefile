@@ -15,8 +15,10 @@ demo: $(VENV)/.ready  ## Train a real LLM and watch its reward rise
 
 # A test that fails has one second try here, and is listed as RERUN at the end: to be mended, but no reason to stop.
 test: SECOND_TRY := --reruns 1 -rR
+# What a test has killed is collected at some later time, and told in whatever test runs then, or at the very end.
+test: LATE_WORDS := -W default::pytest.PytestUnraisableExceptionWarning
 test: check .clients/.ready .clients/.bwrap .clients/.chromium harbor-if-possible  ## Everything, with real components
-	$(BIN)/pytest -m 'real and not long' $(SECOND_TRY)
+	$(BIN)/pytest -m 'real and not long' $(SECOND_TRY) $(LATE_WORDS)
 
 check: lint  ## Lint, types, layers and the fast tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal $(SECOND_TRY)
