@@ -228,12 +228,13 @@ def test_a_disaggregated_run_updates_its_weights_while_answers_come_through_a_re
     """T4. The engine has a process of its own on the training side, and gets new weights while programs wait for
     answers: an answer that was begun goes on, and each token has the version that sampled it."""
     (tmp_path / "program.py").write_text(PROGRAM)
-    apart = {"produce": {"kind": "async"}, "rollout__engine": {"threads": 1}, "trainer__kind": "disaggregated"}
+    # Long answers, so that an update comes in the middle of some, however slowly programs start.
+    apart = {"produce": {"kind": "async"}, "rollout__max_new_tokens": 400, "trainer__kind": "disaggregated"}
     with three_sides() as sides:
         made = Processes(sides, tmp_path)
         try:
             made.gateway()
-            training = made.training(write_config(**settings(sides, **apart)))
+            training = made.training(write_config(**settings(sides, **apart, rollout__engine={"threads": 1})))
             made.until(lambda: made.steps() >= 2, training)
             assert sides.listeners(TRAINING) == []
             sides.cut()
