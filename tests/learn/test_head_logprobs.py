@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from emulated_gpu import DEVICE, Gpu
 from torch import nn
 
 from loopwright.learn import logprobs as module
@@ -50,6 +51,27 @@ def test_chunks_kept_or_computed_again_give_the_plain_result(
         assert torch.allclose(ours.double(), exact, atol=1e-4)
 
 
+def test_half_precision_sums_the_head_s_gradient_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is rounded once, not once for each of 40 chunks."""
+    monkeypatch.setattr(module, "CHUNK", 1)
+    tokens = 40 * 64
+    hidden, head = made(1, tokens, DIM).bfloat16().requires_grad_(), nn.Parameter(made(2, VOCABULARY, DIM).bfloat16())
+    at = torch.arange(tokens)
+    head_logprobs(hidden, head, at, at % VOCABULARY)[0].sum().backward()
+
+    x, w = hidden.detach().double(), head.detach().double().requires_grad_()
+    (x @ w.t()).log_softmax(-1)[at, at % VOCABULARY].sum().backward()
+    assert head.grad is not None
+    assert w.grad is not None
+    assert head.grad.dtype == torch.bfloat16
+    assert (head.grad.double() - w.grad).norm() < 3e-3 * w.grad.norm()
+
+
+def test_a_chunk_is_larger_where_no_cache_has_to_hold_it() -> None:
+    head = torch.empty(150_000, 1, device="meta")
+    assert (module._span_size(head, "cpu"), module._span_size(head, "cuda")) == (64, 447)
+
+
 def test_nothing_is_kept_that_nobody_needs() -> None:
     """The softmax weights are half a gigabyte: gone after backward, and never kept without gradients."""
     hidden, head = made(1, 4, DIM).requires_grad_(), nn.Parameter(made(2, VOCABULARY, DIM))
@@ -82,6 +104,32 @@ def test_the_table_gets_the_gradient_that_torch_would_give_it(padding: int | Non
             embedded.backward(made(6, 1, 5, DIM))
     assert theirs.weight.grad is not None
     assert torch.allclose(mine.weight.grad, theirs.weight.grad + 1)
+
+
+@pytest.mark.parametrize("device", ["cpu", DEVICE])
+def test_half_precision_sums_the_gradients_of_equal_ids_in_float32(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a GPU would not: it rounds after each of them, which this stands for."""
+    monkeypatch.setattr(torch.Tensor, "index_add_", _rounding_each)
+    grad = made(6, 800, DIM).bfloat16() + 1
+    ids = (torch.arange(800) * 7) % 2 + 3
+    with Gpu():
+        table = nn.Embedding(VOCABULARY, DIM, dtype=torch.bfloat16).to(device)
+        embed(table, ids.to(device)).backward(grad.to(device))
+        assert table.weight.grad is not None
+        found = table.weight.grad.cpu()
+    exact = torch.zeros(VOCABULARY, DIM, dtype=torch.float64)
+    for one, row in zip(ids.tolist(), grad.double(), strict=True):
+        exact[one] += row
+    assert (found.double() - exact).norm() < 3e-3 * exact.norm()
+    assert int((found != 0).any(dim=1).sum()) == 2
+
+
+def _rounding_each(self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    for place, row in zip(index.tolist(), source.unbind(dim), strict=True):
+        self[place] += row
+    return self
 
 
 def test_a_table_of_another_kind_is_left_to_itself() -> None:

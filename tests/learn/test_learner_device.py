@@ -139,6 +139,18 @@ def test_half_precision_keeps_its_masters_there(llama_folder: Path, gpu: Gpu) ->
     assert {(weight.dtype, str(weight.device)) for weight in named} == {(torch.float32, DEVICE)}
 
 
+@pytest.mark.parametrize("lends", [True, False])
+def test_memory_is_given_back_to_engines_on_the_same_device(
+    llama_folder: Path, gpu: Gpu, monkeypatch: pytest.MonkeyPatch, lends: bool
+) -> None:
+    given_back: list[torch.device] = []
+    monkeypatch.setattr("loopwright.learn.execute.give_back", given_back.append)
+    learner = learner_of(on_gpu(llama_folder), lends_device=lends, **FREE)
+    learner._step(simple_groups())
+    kept = [weight.grad for weight in learner._weights.named.values() if weight.grad is not None]
+    assert (bool(kept), [str(one) for one in given_back]) == (not lends, [DEVICE] * lends)
+
+
 def test_which_path_a_learner_takes(llama_folder: Path, gpu: Gpu) -> None:
     by_hand = learner_of(load_tiny(llama_folder))
     assert isinstance(by_hand._executor.body, LeanBody)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
@@ -30,3 +31,12 @@ def test_the_memory_of_a_step_is_used_again_by_the_next() -> None:
     command = [sys.executable, "-c", FAULTS]
     told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
     assert int(told) < 1_000
+
+
+def test_float32_is_float32_where_the_environment_wants_tf32() -> None:
+    """Containers for GPUs set this variable."""
+    script = "import torch; from loopwright.models.runtime import configure; configure(threads=1, deterministic=False)"
+    command = [sys.executable, "-c", f"{script}; print(torch.get_float32_matmul_precision())"]
+    env = os.environ | {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
+    told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120, env=env).stdout
+    assert told.strip() == "highest"

@@ -81,6 +81,10 @@ class _Planner:
         if apart:
             yield ProcessMemory("shared memory of all processes", CPU, (self._on_the_way(),))
 
+    @property
+    def _device_type(self) -> str:
+        return self.device.partition(":")[0]
+
     def _learner(self) -> Iterator[MemoryPart]:
         config, learner = self.loaded.config, self.loaded.config.learner
         step, limit, checkpoints = self._step(), learner.micro_batch_tokens, learner.checkpoint_activations
@@ -88,7 +92,9 @@ class _Planner:
         with self._shape(self.device if learner.lora is None else META) as shape:
             trained = self._trained(shape)
             state = TrainedState.of(trained.parameters, shape.size)
-            memory = step_memory(shape, trained, step, micro_batch_tokens=limit, checkpointed=checkpoints)
+            memory = step_memory(
+                shape, trained, step, micro_batch_tokens=limit, checkpointed=checkpoints, device_type=self._device_type
+            )
             beside = 0
             if not isinstance(trained, WholeModel) and not config.rollout.engine.processes(config.trainer.kind):
                 beside = sum(weight.nbytes for weight in trained.base.values())
@@ -123,7 +129,15 @@ class _Planner:
             trained = self._trained(shape)
             state = TrainedState.on_each_of(ranks, trained.parameters, shape)
             gathered = gathered_memory(shape, with_gradients=learner.lora is None)
-            memory = step_memory(shape, trained, step, micro_batch_tokens=limit, checkpointed=checkpoints, sharded=True)
+            memory = step_memory(
+                shape,
+                trained,
+                step,
+                micro_batch_tokens=limit,
+                checkpointed=checkpoints,
+                device_type=self._device_type,
+                sharded=True,
+            )
         more = f"set learner.ranks to {2 * ranks}"
         gathers = "weights and gradients" if learner.lora is None else "weights"
         activations = MemoryPart(
@@ -148,7 +162,7 @@ class _Planner:
             yield ProcessMemory("a rank", CPU, tuple(own), count=ranks)
         else:
             for rank in range(ranks):
-                yield ProcessMemory(f"rank {rank}", f"{self.device.partition(':')[0]}:{rank}", tuple(own))
+                yield ProcessMemory(f"rank {rank}", f"{self._device_type}:{rank}", tuple(own))
 
     def _trained(self, shape: ModelShape) -> WholeModel | AdaptedModel:
         return adapted_model(self.loaded.config, shape.loaded) or WholeModel(shape.loaded)

@@ -44,7 +44,7 @@ from loopwright.models.tokenizer import ModelSpec
 from loopwright.ports import Renderer
 from loopwright.render.canonical import canonical_messages, canonical_tools
 from loopwright.render.choose import make_renderer
-from loopwright.types import Level
+from loopwright.types import Level, TrainerKind
 
 if TYPE_CHECKING:
     from loopwright.learn.lora import AdaptedModel
@@ -140,6 +140,8 @@ def _recipe(loaded: Loaded, advantage: Advantage, loss: TokenLoss, kl: KlTerm | 
         mini_batches=learner.mini_batches,
         micro_batch_tokens=learner.micro_batch_tokens,
         checkpoint_activations=learner.checkpoint_activations,
+        lends_device=config.trainer.kind is TrainerKind.COLOCATE
+        and config.rollout.engine.processes(config.trainer.kind) > 0,
     )
 
 

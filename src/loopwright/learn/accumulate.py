@@ -1,13 +1,14 @@
 """Adds gradients to parameters directly in the matrix product that computes them, without a separate tensor.
 
-The parts of the model with a hand-written backward pass return only the gradient of their input to autograd.
+The parts of the model with a hand-written backward pass return only the gradient of their input to autograd. In half
+precision a sum of many products would lose what is small beside it, so such sums are float32, and rounded once.
 """
 
 from __future__ import annotations
 
 import torch
-from torch import nn
 
+from loopwright.learn.master import HALF
 from loopwright.models.linear import Linear
 
 
@@ -21,7 +22,28 @@ def add_product(parameter: torch.Tensor, left: torch.Tensor, right: torch.Tensor
         parameter.grad.addmm_(left, right)
 
 
-def add(parameter: nn.Parameter, grad: torch.Tensor) -> None:
+class ProductSum:
+    """The sum of several products, which is added to the gradient of one parameter."""
+
+    def __init__(self, parameter: torch.Tensor) -> None:
+        self._parameter = parameter
+        self._sum: torch.Tensor | None = None
+
+    def add(self, left: torch.Tensor, right: torch.Tensor) -> None:
+        """Add `left @ right`."""
+        if self._parameter.dtype not in HALF:
+            add_product(self._parameter, left, right)
+        elif self._parameter.requires_grad:
+            product = left @ right
+            self._sum = product.float() if self._sum is None else self._sum.add_(product)
+
+    def finish(self) -> None:
+        """To be called after the last product."""
+        if self._sum is not None:
+            add(self._parameter, self._sum.to(self._parameter.dtype))
+
+
+def add(parameter: torch.Tensor, grad: torch.Tensor) -> None:
     """Add `grad` to the parameter's gradient. `grad` may be kept, so nobody else may use it."""
     if not parameter.requires_grad:
         return

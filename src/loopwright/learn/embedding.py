@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from loopwright.learn.master import HALF
+
 
 class _Rows(torch.autograd.Function):
     @staticmethod
@@ -26,8 +28,20 @@ class _Rows(torch.autograd.Function):
             ids, grad = ids[used], grad[used]
         if ctx.table.grad is None:
             ctx.table.grad = torch.zeros_like(ctx.table)
-        ctx.table.grad.index_add_(0, ids, grad)
+        ctx.table.grad.index_add_(0, *(_summed(ids, grad) if grad.dtype in HALF else (ids, grad)))
         return None, None, None
+
+
+def _summed(ids: torch.Tensor, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of equal ids added up in float32. A GPU would round the sum in half precision after each of them.
+
+    There are as many rows as before, so that no device is asked how many ids differ: those that are left over are zeros
+    for id 0."""
+    ordered, order = ids.sort()
+    place = (ordered.diff() != 0).cumsum(0)
+    place = torch.cat([place.new_zeros(1), place])
+    sums = torch.zeros(grad.shape, dtype=torch.float32, device=grad.device).index_add_(0, place, grad[order].float())
+    return torch.zeros_like(ids).scatter_(0, place, ordered), sums.to(grad.dtype)
 
 
 def embed(embedding: nn.Embedding, ids: torch.Tensor) -> torch.Tensor:

@@ -26,6 +26,7 @@ from loopwright.learn.room import Room
 from loopwright.learn.samples import Credit, Tensors, credit_of, tensors_of
 from loopwright.learn.sft import Example
 from loopwright.learn.token_numbers import trained_chains
+from loopwright.models.device import CPU, give_back
 from loopwright.types import RolloutKey, TrainedChain
 
 IDLE = Example.of([0], [0])
@@ -100,6 +101,13 @@ class StepExecutor:
             self.imitate(batch, numbers.meter)
             self._update(plan.step, numbers.meter)
         return numbers
+
+    def rest(self) -> None:
+        """To be called after a step: give back what only steps need, if others compute on this device until the
+        next."""
+        if self._recipe.lends_device and self._room.device.type != CPU:
+            self._weights.forget_gradients()
+            give_back(self._room.device)
 
     def lay_out(self, batch: MiniBatch) -> list[Micro]:
         """The micro-batches of a mini-batch, with what the present weights and the reference say of their tokens."""

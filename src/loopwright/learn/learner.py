@@ -122,6 +122,7 @@ class TorchLearner:
     def _step(self, groups: Sequence[Group]) -> StepReport:
         plan = plan_step(self._recipe, groups, self._version + 1)
         numbers = self._executor.run(plan)
+        self._executor.rest()
         self._version = plan.step
         metrics = {"lr": plan.lr, **numbers.meter.metrics()}
         return StepReport(self._version, metrics, with_chains(plan.rollouts, numbers.chains))

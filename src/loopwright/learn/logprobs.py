@@ -13,14 +13,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from loopwright.learn.accumulate import add_product
+from loopwright.learn.accumulate import ProductSum
+from loopwright.learn.master import HALF
+from loopwright.models.device import CPU
 
 CHUNK = 2**23
-"""How many logits are computed at a time: few enough to stay in a cache, enough for the full speed of the product."""
+"""How many logits a CPU computes at a time: few enough to stay in a cache, enough for the full speed of the product."""
 
 ROWS = 512
-"""How many rows of logits are computed at a time, at most. With a small vocabulary they stay in the core's own
+"""How many rows of logits a CPU computes at a time, at most. With a small vocabulary they stay in the core's own
 cache."""
+
+CHUNK_ELSEWHERE = 2**26
+"""How many logits another device computes at a time. Each chunk reads the whole head, so there should be few."""
 
 KEPT = 2**27
 """How many softmax weights are kept for backward in total: half a gigabyte."""
@@ -67,6 +72,7 @@ class _HeadLogprobs(torch.autograd.Function):
         by_row = torch.zeros(len(hidden), dtype=grad.dtype, device=grad.device).index_add_(0, rows, grad)
         dhidden = torch.empty_like(hidden)
         kept: list[_Softmax | None] = ctx.kept
+        of_head = ProductSum(head)
         for span in _spans(hidden, head):
             # Pop each chunk, so that it is freed after its use. Otherwise whoever holds the loss would keep them all.
             weights, total = kept.pop(0) or _apply(hidden[span], head, ctx.temperature)[1]
@@ -76,17 +82,20 @@ class _HeadLogprobs(torch.autograd.Function):
             dlogits.index_put_((local, targets[mine]), grad[mine], accumulate=True)
             dlogits = dlogits.to(head.dtype)
             dhidden[span] = dlogits @ head
-            add_product(head, dlogits.t(), hidden[span])
+            of_head.add(dlogits.t(), hidden[span])
+        of_head.finish()
         return dhidden, None, None, None, None, None
 
 
 def _spans(hidden: torch.Tensor, head: torch.Tensor) -> Iterator[slice]:
-    size = _span_size(head)
+    size = _span_size(head, head.device.type)
     return (slice(start, min(start + size, len(hidden))) for start in range(0, len(hidden), size))
 
 
-def _span_size(head: torch.Tensor) -> int:
-    return min(ROWS, max(64, CHUNK // len(head)))
+def _span_size(head: torch.Tensor, device_type: str) -> int:
+    if device_type == CPU:
+        return min(ROWS, max(64, CHUNK // len(head)))
+    return max(64, CHUNK_ELSEWHERE // len(head))
 
 
 def _apply(hidden: torch.Tensor, head: torch.Tensor, temperature: float) -> tuple[torch.Tensor, _Softmax]:
@@ -105,12 +114,14 @@ def _targets_of(span: slice, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     return mine, rows[mine] - span.start
 
 
-def head_memory(positions: int, head: torch.Tensor) -> int:
+def head_memory(positions: int, head: torch.Tensor, device_type: str) -> int:
     """The bytes that the logits of so many positions take at most, while they are trained: the softmax weights that are
-    kept, and those of one piece with their logits, which are rounded to the head's precision first."""
-    piece = _span_size(head) * len(head)
+    kept, and those of one piece with their logits, which are rounded to the head's precision first. In half precision,
+    the sum of the head's gradient is float32. `head` may have no device."""
+    piece = _span_size(head, device_type) * len(head)
     kept = min(positions * len(head), KEPT)
-    return 4 * kept + (4 + head.element_size()) * min(piece, positions * len(head))
+    summed = head.numel() * (4 + head.element_size()) if head.requires_grad and head.dtype in HALF else 0
+    return 4 * kept + (4 + head.element_size()) * min(piece, positions * len(head)) + summed
 
 
 def head_logprobs(

@@ -16,6 +16,7 @@ from loopwright.learn.room import MOMENT_BYTES
 from loopwright.learn.samples import tensors_of
 from loopwright.learn.sft import Example
 from loopwright.learn.trained import Trained
+from loopwright.models.device import CPU
 from loopwright.models.live_memory import LiveMemory
 from loopwright.models.shapes import ModelShape
 
@@ -108,10 +109,12 @@ def step_memory(
     *,
     micro_batch_tokens: int,
     checkpointed: bool,
+    device_type: str = CPU,
     sharded: bool = False,
 ) -> StepMemory:
     """Compute a micro-batch without numbers, and count what lives. `trained` is made of the shape, which can be used
-    for one step only. The gradients of a model that is `sharded` leave as soon as they are there, and do not count."""
+    for one step only, and may have no device: `device_type` is that of the run. The gradients of a model that is
+    `sharded` leave as soon as they are there, and do not count."""
     batches = step.micro_batches(micro_batch_tokens)
     rows = max(batches, key=lambda rows: sum(row.tokens for row in rows))
     device = shape.loaded.model.device
@@ -129,7 +132,7 @@ def step_memory(
         data = tensors_of(rows, [example] * (step.groups * step.samples), device)
         hidden = body.hidden(data, SharedPrefixPlan(rows, device))
         head = body.head
-        memory.peak = max(memory.peak, memory.used + head_memory(len(hidden), head))
+        memory.peak = max(memory.peak, memory.used + head_memory(len(hidden), head, device_type))
         if head.requires_grad and head.grad is None and not sharded:
             head.grad = torch.empty_like(head)
         hidden.backward(torch.empty_like(hidden))  # type: ignore[no-untyped-call]

@@ -40,6 +40,8 @@ class Recipe:
     checkpoint_activations: bool = False
     token_numbers: bool = True
     """Whether a step reports numbers of each trained token. They cost one copy off the device per micro-batch."""
+    lends_device: bool = False
+    """Whether engines in other processes may compute on the learner's device between steps, and need its memory."""
 
     @property
     def trains_idle_chains(self) -> bool:

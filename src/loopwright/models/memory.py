@@ -10,13 +10,14 @@ from loopwright.models.control_groups import free_memory, lines, memory_limits, 
 from loopwright.models.device import CPU, CUDA
 
 GIB = 1 << 30
-OF_CPU = "can't allocate memory"
-"""A part of the error of torch's allocator for CPUs, which is a plain RuntimeError."""
+WORDS = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""What is said in the errors of torch's allocator for CPUs, of CUDA and NCCL, and of cuBLAS. These errors have no type
+of their own, and all are RuntimeErrors."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and OF_CPU in str(error)
+        isinstance(error, RuntimeError) and any(words in str(error) for words in WORDS)
     )
 
 

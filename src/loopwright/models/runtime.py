@@ -32,6 +32,8 @@ def configure(*, threads: int | None, deterministic: bool) -> None:
     if threads is not None:
         torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(deterministic)
+    # Containers for GPUs may switch TF32 on by a variable. It rounds float32 to 10 bits, and no proof would hold.
+    torch.set_float32_matmul_precision("highest")
     logging.disable_progress_bar()
     _keep_freed_memory()
 

@@ -58,6 +58,7 @@ class RankLearner:
         """Do this rank's part of a step."""
         started, start, waited = time.time(), time.perf_counter(), self._communication.seconds
         numbers = self._executor.run(part)
+        self._executor.rest()
         self._version = part.step
         return RankReport(
             numbers,
