@@ -13,6 +13,7 @@ from loopwright.build.parts import rank_threads
 from loopwright.build.rank import RankSetup
 from loopwright.config import Loaded
 from loopwright.core.environment import child_environment
+from loopwright.core.own_command import own_command
 from loopwright.errors import EngineLostError, LearnerLostError
 from loopwright.learn.ranks.cut import RowCost
 from loopwright.learn.ranks.gang import Gang
@@ -110,7 +111,7 @@ async def open_ranked_learner(
 
 
 async def _started(number: int, log: Path, env: Mapping[str, str], stack: AsyncExitStack) -> RemoteRank:
-    command = [sys.executable, "-m", "loopwright.cli", "learner-rank"]
+    command = own_command("loopwright.cli", "learner-rank")
     private = child_environment(env) | {"GLOO_SOCKET_IFNAME": LOOPBACK.get(sys.platform, "lo")}
     opening = child_process(command, env=private, log=log, ready_seconds=START_SECONDS, grace_seconds=GRACE_SECONDS)
     try:

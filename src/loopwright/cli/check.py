@@ -108,6 +108,9 @@ def _summary(config: RunConfig) -> Iterator[str]:
     for task_set in config.eval.task_sets if config.eval else ():
         yield f"eval   {_described(task_set)}"
     yield f"engine {config.rollout.engine.kind}: {_ways(config)}"
+    if config.learner.ranks > 1:
+        where = "on actors of Ray" if config.learner.is_on_actors else "child processes"
+        yield f"learner {config.learner.ranks} ranks, {where}"
     rollouts = trainer.steps * trainer.groups_per_step * samples
     yield f"run    {trainer.steps} steps x {trainer.groups_per_step} groups x {samples} samples = {rollouts:,} rollouts"
     yield f"in     {trainer.run_dir}"

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from loopwright.core.own_command import own_command
 from loopwright.errors import ConfigError
 
 SECONDS = 180.0
@@ -55,7 +56,7 @@ def examine_cluster(address: str, seconds: float = SECONDS) -> FoundCluster:
         )
     if wanted != "auto":
         _require_listener(host, int(port))
-    command = [sys.executable, "-m", __name__, wanted]
+    command = own_command(__name__, wanted)
     env = {**os.environ, "RAY_NUM_REDIS_GET_RETRIES": str(TRIES)}
     try:
         ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=seconds, check=False)

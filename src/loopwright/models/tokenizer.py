@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from safetensors import SafetensorError
 
+from loopwright.core.own_command import own_command
 from loopwright.errors import ModelError
 
 CHOICE_SECONDS = 120
@@ -96,7 +97,7 @@ def read_pretrained(factory: Any, source: str, what: str, **options: Any) -> Any
 
 def chosen_kind(source: str) -> str | None:
     """The class that `AutoTokenizer` chooses, found by a child process. None if the child could not find it."""
-    command = [sys.executable, "-m", "loopwright.models.tokenizer", source]
+    command = own_command("loopwright.models.tokenizer", source)
     try:
         child = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=CHOICE_SECONDS, check=True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 
 import rich.console
@@ -85,6 +86,6 @@ def _results(run: RunSummary, command: str) -> Iterator[tuple[str, str]]:
     if run.export:
         yield "model", str(run.export)
     yield "run folder", str(run.folder)
-    yield "look at it", f"{command} show {run.folder}"
+    yield "look at it", f"{command} show {shlex.quote(str(run.folder))}"
     if run.steps:
-        yield "talk to it", f"{command} chat {run.folder}"
+        yield "talk to it", f"{command} chat {shlex.quote(str(run.folder))}"

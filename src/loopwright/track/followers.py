@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from loopwright.core.environment import child_environment
+from loopwright.core.own_command import own_command
 from loopwright.errors import EngineLostError
 from loopwright.serve.child import child_process
 from loopwright.track.follower.settings import VARIABLE, FollowerSettings
@@ -53,7 +53,7 @@ async def following(
 
 
 async def _keep(settings: FollowerSettings, env: Mapping[str, str], log_file: Path, closing: asyncio.Event) -> None:
-    command = [sys.executable, "-m", "loopwright.track.follower"]
+    command = own_command("loopwright.track.follower")
     variables = {**env, VARIABLE: settings.as_text()}
     try:
         async with child_process(

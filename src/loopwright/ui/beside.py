@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 
 from loopwright.core.environment import child_environment
+from loopwright.core.own_command import own_command
 from loopwright.errors import EngineLostError
 from loopwright.runs.durable import write_whole
 from loopwright.runs.run_folder import RunFolder
@@ -54,7 +54,7 @@ def last_port(folder: RunFolder) -> int:
 
 
 async def _keep(folder: RunFolder, port: int, env: Mapping[str, str], ready: Callable[[str], None]) -> None:
-    command = [sys.executable, "-m", "loopwright.ui", str(folder.path), str(port)]
+    command = own_command("loopwright.ui", str(folder.path), str(port))
     try:
         async with child_process(
             command,

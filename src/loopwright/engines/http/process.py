@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from loopwright.config.extras import require
 from loopwright.core.environment import child_environment
+from loopwright.core.own_command import own_command
 from loopwright.engines.worker import Worker
 from loopwright.serve.child import child_process
 from loopwright.serve.keys import new_key
@@ -30,7 +30,7 @@ def engine_command(
     device: str = "auto",
 ) -> list[str]:
     """The command `loopwright engine`, run by the same Python as this process."""
-    command = [sys.executable, "-m", "loopwright.cli", "engine", "--with-parent"]
+    command = own_command("loopwright.cli", "engine", "--with-parent")
     command += ["--model", model, "--device", device, "--dtype", dtype]
     command += ["--max-batch", str(max_batch), "--cache-tokens", str(cache_tokens)]
     for option, value in (("--max-context", max_context), ("--threads", threads)):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from loopwright.config.engines import VLLM_RANKS
 from loopwright.core.environment import child_environment
+from loopwright.core.own_command import own_command
 from loopwright.engines.version_labels import VersionLabels
 from loopwright.engines.vllm.adapters import SLOTS
 from loopwright.engines.vllm.engine import EXTENSION, VllmEngine
@@ -93,7 +93,7 @@ async def vllm_server(
     """Start the server. Gives its guard and its URL. Leaving the context ends it. If this process may be killed
     together with its children, the guard must be `apart`."""
     check_private(server.host)
-    guard = [sys.executable, "-m", "loopwright.engines.vllm.guard", "--state", str(server.state)]
+    guard = own_command("loopwright.engines.vllm.guard", "--state", str(server.state))
     guard += ["--log", str(server.log), "--start-seconds", str(server.start_seconds), "--host", server.host]
     guard += ["--apart"] if apart else []
     async with child_process(

@@ -28,11 +28,11 @@ class Communication:
 
     def gather(self, output: torch.Tensor, part: torch.Tensor, group: Any, *, async_op: bool) -> Any:
         with self._timed():
-            return dist.all_gather_into_tensor(output, part, group=group, async_op=async_op)
+            return dist.all_gather_single(output, part, group=group, async_op=async_op)
 
     def reduce(self, output: torch.Tensor, whole: torch.Tensor, group: Any, op: Any, *, async_op: bool) -> Any:
         with self._timed():
-            return dist.reduce_scatter_tensor(output, whole, op=op, group=group, async_op=async_op)
+            return dist.reduce_scatter_single(output, whole, op=op, group=group, async_op=async_op)
 
 
 class _Buffers:
