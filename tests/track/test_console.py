@@ -189,6 +189,11 @@ def test_the_summary_says_what_was_achieved_and_what_to_do_next(file):
     assert "Stopped" not in text
 
 
+def test_commands_of_the_summary_can_be_pasted(file):
+    print_summary(summary_of(folder=Path("my runs/x")), out=rich.console.Console(file=file, width=100))
+    assert "loopwright show 'my runs/x'" in file.getvalue()
+
+
 def test_the_summary_says_how_exact_the_engines_were(file):
     """Weighed by tokens; and the worst of all proofs of all engines."""
     steps = {
