@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from peft import LoraConfig as PeftConfig
 from peft import get_peft_model
+from peft.tuners.lora import Linear as AdaptedLinear
 from peft.tuners.lora import LoraLayer
 from torch import nn
 
@@ -33,6 +34,10 @@ NAME = "default"
 """What peft calls the only adapter."""
 BASE = ".base_layer."
 """What peft puts into the name of a weight that has an adapter."""
+NAME_TARGETS = (
+    "name the linear layers of its attention as learner.lora.targets, such as [q_proj, k_proj, v_proj, o_proj]; the "
+    "experts of a mixture have no adapters"
+)
 
 
 class ModelAdapters:
@@ -41,6 +46,8 @@ class ModelAdapters:
     def __init__(self, model: Any, peft_model: Any, scale: float) -> None:
         self._model = model
         self._peft = peft_model
+        # Now and not at the first checkpoint: what cannot be written must not cost a train step.
+        self._config = _config_text(peft_model.peft_config[NAME])
         self.scale = scale
         self.layers: Mapping[str, Any] = {
             name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)
@@ -106,7 +113,7 @@ class ModelAdapters:
                 f"checkpoint {folder} cannot be read: {error}",
                 remedy="delete that folder to continue from the one before it, or start over with --fresh",
             ) from error
-        ours = shape_told(self._peft_config())
+        ours = shape_told(json.loads(self._config))
         if told != ours:
             raise CheckpointError(
                 f"checkpoint {folder} holds other adapters than learner.lora describes: {told} instead of {ours}",
@@ -115,11 +122,13 @@ class ModelAdapters:
 
     def describe(self, folder: Path) -> None:
         """Write what peft needs to load the checkpoint."""
-        (folder / CONFIG).write_text(json.dumps(self._peft_config(), indent=2))
+        (folder / CONFIG).write_text(self._config)
 
-    def _peft_config(self) -> dict[str, Any]:
-        config: dict[str, Any] = self._peft.peft_config[NAME].to_dict()
-        return config | {"target_modules": sorted(config["target_modules"]), "inference_mode": True}
+
+def _config_text(config: PeftConfig) -> str:
+    """The adapter's config as peft writes it, the same in every process: sets have no order."""
+    told = {name: sorted(value) if isinstance(value, set) else value for name, value in config.to_dict().items()}
+    return json.dumps(told | {"inference_mode": True}, indent=2)
 
 
 class _WithoutAdapters:
@@ -152,13 +161,35 @@ def add_adapters(model: Any, shape: AdapterShape, base: str) -> ModelAdapters:
         use_rslora=shape.rslora,
         lora_dropout=0.0,
         bias="none",
-        base_model_name_or_path=_lasting(base),
     )
-    with torch.random.fork_rng():
-        adapted = get_peft_model(model, config)
+    try:
+        with torch.random.fork_rng():
+            adapted = get_peft_model(model, config)
+    except ValueError as error:
+        raise ConfigError(f"peft cannot put adapters into this model: {error}", remedy=NAME_TARGETS) from error
+    # peft has set it to what the model is loaded from, which may be a path that another folder does not know.
+    adapted.peft_config[NAME].base_model_name_or_path = _lasting(base)
+    _check_layers(model, adapted.peft_config[NAME])
     if model.device.type == "cpu":
         replace_linears(model)
     return ModelAdapters(model, adapted.eval(), shape.scale)
+
+
+def _check_layers(model: nn.Module, config: PeftConfig) -> None:
+    """Raises ConfigError if peft has put in more than adapters of linear layers: it takes the names of some layers for
+    those of a mixture's experts, whose weights are one tensor."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, LoraLayer) and type(layer) is not AdaptedLinear:
+            raise ConfigError(
+                f"peft would train {name} of this model, which is no linear layer, in place of layers of its targets "
+                f"({', '.join(sorted(config.target_modules))})",
+                remedy=NAME_TARGETS,
+            )
+    if config.target_parameters:
+        raise ConfigError(
+            f"peft would train {min(config.target_parameters)} of this model, which is no linear layer",
+            remedy=NAME_TARGETS,
+        )
 
 
 def _lasting(source: str) -> str:
@@ -185,6 +216,11 @@ def _targets(model: Any, wanted: Sequence[str] | None) -> tuple[str, ...]:
     products = [name for name, module in modules.items() if isinstance(module, nn.Linear | Linear)]
     able = [name for name in products if id(modules[name]) not in outside]
     ends = tuple(sorted({name.rpartition(".")[2] for name in able}))
+    if not able:
+        raise ConfigError(
+            f"no layer of a {model.config.model_type} model can have an adapter: it has no linear layers but the head",
+            remedy="remove learner.lora, which trains all weights; or choose a model with linear layers",
+        )
     if wanted is None:
         # Two names of one end: then the whole names tell them apart.
         return ends if len(able) == len([n for n in products if n.rpartition(".")[2] in ends]) else tuple(able)
