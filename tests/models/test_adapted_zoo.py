@@ -36,10 +36,11 @@ def saved(adapted: AdaptedModel, folder: Path) -> Path:
     """A checkpoint of adapters that have an effect."""
     folder.mkdir()
     generator = torch.Generator().manual_seed(0)
-    noise = {name: torch.randn(one.shape, generator=generator) for name, one in adapted.parameters.items()}
-    save_file(
-        {name: one.detach() + 0.1 * noise[name] for name, one in adapted.parameters.items()}, folder / adapted.file
-    )
+    tensors = {
+        name: matrix.detach() + 0.1 * torch.randn(matrix.shape, generator=generator)
+        for name, matrix in adapted.parameters.items()
+    }
+    save_file(tensors, folder / adapted.file)
     adapted.describe(folder)
     return folder
 
@@ -71,7 +72,7 @@ def test_the_attention_of_a_mixture_with_dense_layers_can_be_named(tmp_path: Pat
     assert {name.split(".")[-3] for name in adapted.parameters} == ATTENTION
 
 
-@pytest.mark.filterwarnings("ignore:The following rank_pattern keys:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys:RuntimeWarning")
 @pytest.mark.parametrize(
     ("kind", "targets", "reason"),
     [

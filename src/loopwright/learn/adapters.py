@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +25,8 @@ from loopwright.errors import CheckpointError, ConfigError
 from loopwright.learn.attention import SharedPrefixPlan
 from loopwright.learn.body import Body
 from loopwright.learn.samples import Tensors
-from loopwright.models.adapter_files import CONFIG, PREFIX, shape_told
+from loopwright.models.adapter_base import base_digest
+from loopwright.models.adapter_files import BASE, CONFIG, FOR_PEFT, PREFIX, base_digest_in, shape_told
 from loopwright.models.adapters import AdapterShape
 from loopwright.models.linear import Linear, replace_linears
 
@@ -32,7 +34,7 @@ T = TypeVar("T")
 
 NAME = "default"
 """What peft calls the only adapter."""
-BASE = ".base_layer."
+INSERTED = ".base_layer."
 """What peft puts into the name of a weight that has an adapter."""
 NAME_TARGETS = (
     "name the linear layers of its attention as learner.lora.targets, such as [q_proj, k_proj, v_proj, o_proj]; the "
@@ -41,13 +43,15 @@ NAME_TARGETS = (
 
 
 class ModelAdapters:
-    """The adapters in `model`, around which `peft_model` is. `scale` is that of all of them."""
+    """The adapters in `model`, around which `peft_model` is. `scale` is that of all of them. `base` is the model's
+    source."""
 
-    def __init__(self, model: Any, peft_model: Any, scale: float) -> None:
+    def __init__(self, model: Any, peft_model: Any, scale: float, base: str) -> None:
         self._model = model
         self._peft = peft_model
         # Now and not at the first checkpoint: what cannot be written must not cost a train step.
         self._config = _config_text(peft_model.peft_config[NAME])
+        self._base, self._base_digest = base, base_digest(base)
         self.scale = scale
         self.layers: Mapping[str, Any] = {
             name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)
@@ -67,7 +71,7 @@ class ModelAdapters:
         """All other parameters, by the names that they have in the model without adapters."""
         own = {id(matrix) for layer in self.layers.values() for matrix in matrices_of(layer)}
         named = self._model.named_parameters()
-        return {name.replace(BASE, "."): parameter for name, parameter in named if id(parameter) not in own}
+        return {name.replace(INSERTED, "."): parameter for name, parameter in named if id(parameter) not in own}
 
     def modules_of(self, parts: Sequence[nn.Module]) -> Iterator[list[nn.Module]]:
         """The modules of the matrices in each of these parts, without those of an earlier part."""
@@ -103,6 +107,7 @@ class ModelAdapters:
         """Raises CheckpointError if the checkpoint in `folder` has no adapters, or others."""
         try:
             told = shape_told(json.loads((folder / CONFIG).read_text()))
+            trained_on = base_digest_in(folder)
         except FileNotFoundError:
             raise CheckpointError(
                 f"checkpoint {folder} holds a whole model, and this run trains adapters (learner.lora)",
@@ -115,20 +120,41 @@ class ModelAdapters:
             ) from error
         ours = shape_told(json.loads(self._config))
         if told != ours:
+            differing = [
+                f"{name} {_short(theirs)} instead of {_short(own)}"
+                for name, theirs in asdict(told).items()
+                if theirs != (own := getattr(ours, name))
+            ]
             raise CheckpointError(
-                f"checkpoint {folder} holds other adapters than learner.lora describes: {told} instead of {ours}",
-                remedy="resume with the learner.lora that the run was started with, or start over with --fresh",
+                f"checkpoint {folder} holds other adapters than learner.lora describes: {', '.join(differing)}",
+                remedy="resume with the learner.lora that the run was started with; or start a new run from the "
+                "trained model: loopwright export RUN --merged --out DIR, and name that folder as model.path",
+            )
+        if trained_on not in (None, self._base_digest):
+            raise CheckpointError(
+                f"the adapters in checkpoint {folder} were trained on another model than {self._base}: its weights or "
+                "its config have changed, or model.path has",
+                remedy="resume with the model that the run was started with, or start over with --fresh; if it is the "
+                f"same model in other files, delete {BASE} in that folder",
             )
 
     def describe(self, folder: Path) -> None:
-        """Write what peft needs to load the checkpoint."""
+        """Write what peft needs to load the checkpoint, and which model it was trained on."""
         (folder / CONFIG).write_text(self._config)
+        if self._base_digest is not None:
+            (folder / BASE).write_text(json.dumps({"digest": self._base_digest}))
+
+
+def _short(setting: Any) -> str:
+    if isinstance(setting, tuple):
+        return ", ".join(setting)
+    return f"{setting:g}" if isinstance(setting, float) else str(setting)
 
 
 def _config_text(config: PeftConfig) -> str:
     """The adapter's config as peft writes it, the same in every process: sets have no order."""
     told = {name: sorted(value) if isinstance(value, set) else value for name, value in config.to_dict().items()}
-    return json.dumps(told | {"inference_mode": True}, indent=2)
+    return json.dumps(told | FOR_PEFT, indent=2)
 
 
 class _WithoutAdapters:
@@ -172,7 +198,7 @@ def add_adapters(model: Any, shape: AdapterShape, base: str) -> ModelAdapters:
     _check_layers(model, adapted.peft_config[NAME])
     if model.device.type == "cpu":
         replace_linears(model)
-    return ModelAdapters(model, adapted.eval(), shape.scale)
+    return ModelAdapters(model, adapted.eval(), shape.scale, base)
 
 
 def _check_layers(model: nn.Module, config: PeftConfig) -> None:
