@@ -360,6 +360,22 @@ def test_checkpoint_and_export_say_the_same_to_peft_transformers_and_us(model_fo
     assert torch.allclose(logits_of(merged), theirs, atol=1e-5)
 
 
+def test_a_base_whose_generation_settings_transformers_refuses_can_be_exported(
+    llama_folder: Path, tmp_path: Path
+) -> None:
+    base = Path(shutil.copytree(llama_folder, tmp_path / "base"))
+    (base / "generation_config.json").write_text(json.dumps({"do_sample": False, "temperature": 0.6}))
+    loaded = load_tiny(base)
+    adapted = adapted_of(loaded)
+    checkpoint, export, written = described(learner_of(loaded, adapted), tmp_path / "c"), tmp_path / "e", tmp_path / "w"
+    export.mkdir()
+    adapted.export(export)
+    write_model(checkpoint, written, "float32")
+    for folder in (export, written):
+        assert json.loads((folder / "generation_config.json").read_text())["temperature"] == 0.6
+        assert load_file(folder / "model.safetensors").keys() == load_file(base / "model.safetensors").keys()
+
+
 def test_adapters_that_are_trained_on_an_adapter_name_it_as_their_base(llama_folder: Path, tmp_path: Path) -> None:
     loaded = load_tiny(llama_folder)
     adapted = adapted_of(loaded)

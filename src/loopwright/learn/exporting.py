@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from loopwright.config.model_folders import is_adapter
 from loopwright.errors import CheckpointError
+from loopwright.learn.state import save_model
 from loopwright.models.adapter_base import base_of, check_base, while_base_is_read
 from loopwright.models.adapter_files import BASE, CONFIG, FOR_PEFT, TENSORS, read_adapter
 from loopwright.models.tokenizer import load_tokenizer, read_pretrained
@@ -22,7 +23,7 @@ def write_model(checkpoint: Path, target: Path, dtype: str) -> None:
     the model computes with: those of the optimiser, rounded to `dtype`, or the base with its adapter merged into it."""
     model = _trained_model(checkpoint, getattr(torch, dtype))
     tokenizer = load_tokenizer(str(checkpoint))
-    model.save_pretrained(target)
+    save_model(model, target)
     tokenizer.save_pretrained(target)
 
 
