@@ -26,9 +26,9 @@ from loopwright.learn.exporting import write_model
 from loopwright.learn.kl import KlTerm
 from loopwright.learn.learner import TorchLearner
 from loopwright.learn.lora import AdaptedModel, AdapterUse
-from loopwright.models import adapter_base
 from loopwright.models.adapters import AdaptedParameters, AdapterShape, has_adapters
 from loopwright.models.compute import ComputeThread
+from loopwright.models.digest import model_digest
 from loopwright.models.forward import ModuleForward
 from loopwright.models.lean import LeanForward
 from loopwright.models.load import LoadedModel, load_model
@@ -301,8 +301,12 @@ def test_the_digest_of_the_base_is_computed_once(
     llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Path] = []
-    digest = adapter_base.model_digest
-    monkeypatch.setattr(adapter_base, "model_digest", lambda folder: asked.append(folder) or digest(folder))
+
+    def counted(folder: Path) -> str | None:
+        asked.append(folder)
+        return model_digest(folder)
+
+    monkeypatch.setattr("loopwright.models.adapter_base.model_digest", counted)
     loaded = load_tiny(llama_folder)
     learner = learner_of(loaded, adapted_of(loaded))
     for number in range(3):
