@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from loopwright.build import open_chat, open_run
+from loopwright.build.serving import ServedModel, serve_engine
 from loopwright.cli import main
 from loopwright.config import load
 from loopwright.engines.torch.engine import TorchEngine
@@ -136,6 +137,28 @@ async def test_an_engine_in_a_process_of_its_own_gets_the_adapters_and_merges_th
     check_updates(folder)
     if trainer == "colocate":
         check_on_policy(folder)
+
+
+async def test_an_attached_engine_that_served_a_run_of_all_weights_gets_whole_weights(
+    write_in: WriteConfig, tiny_model: Path, tmp_path: Path
+) -> None:
+    served = ServedModel(
+        str(tiny_model), tmp_path, "float32", None, threads=1, max_batch=64, cache_tokens=0, device="cpu"
+    )
+    async with serve_engine(served, host="127.0.0.1", port=0, key=None) as port:
+        shared: dict[str, Any] = {
+            "rollout__engine": {"kind": "loopwright", "urls": [f"http://127.0.0.1:{port}"]},
+            "trainer__kind": "disaggregated",
+            "trainer__steps": 2,
+            "produce": {"kind": "async", "max_staleness": 0},
+            "eval": None,
+        }
+        for name, learner in (("whole", {}), ("adapters", LORA)):
+            (tmp_path / name).mkdir()
+            folder = await run(write_in(tmp_path / name, **shared, **learner))
+    assert all(proof < 5e-4 for proof in metrics(folder, "engine/0/proof_max"))
+    size = sum(tensor.nbytes for tensor in load_file(tiny_model / "model.safetensors").values())
+    assert all(moved >= size for moved in metrics(folder, "sync/bytes"))
 
 
 def copied(run: RunFolder, tmp_path: Path) -> RunFolder:

@@ -54,8 +54,9 @@ def refuse_model_with_adapter(source: str) -> None:
 
 
 def base_digest(source: str) -> str | None:
-    """The digest of the model that `source` leads to, with its adapters. None if its files are not known."""
-    return _digest_of(*base_of(source))
+    """The digest of the model that `source` leads to, with its adapters. None if its files are not known: a model that
+    was made of a config alone has no source."""
+    return _digest_of(*base_of(source)) if source else None
 
 
 def _digest_of(base: str, adapters: Sequence[SavedAdapter]) -> str | None:
@@ -70,11 +71,11 @@ def _digest_of(base: str, adapters: Sequence[SavedAdapter]) -> str | None:
 
 def _folder_of(source: str) -> Path | None:
     """The folder itself, or that of a Hugging Face name in the local cache."""
-    if not source or Path(source).is_dir():
-        return Path(source) if source else None
+    if Path(source).is_dir():
+        return Path(source)
     try:
         found = cached_file(source, CONFIG_NAME, local_files_only=True, _raise_exceptions_for_missing_entries=False)
-    except OSError:
+    except (OSError, ValueError):
         return None
     return None if found is None else Path(found).parent
 
