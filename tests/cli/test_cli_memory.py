@@ -83,6 +83,17 @@ def test_adapters_are_planned_too(file: Path, capfd: pytest.CaptureFixture[str])
     assert "weights under adapters, apart from the engine's" in out
 
 
+def test_engines_that_are_attached_get_whole_weights_and_others_adapters(file: Path) -> None:
+    sent = []
+    for engine in ("{num_engines: 1}", "{kind: loopwright, urls: ['http://127.0.0.1:1']}"):
+        settings = [f"rollout.engine={engine}", "learner.lora.rank=1"]
+        plan = plan_memory(load(file, settings, env={}), file.parent, 40)
+        (part,) = (one for process in plan.processes for one in process.parts if "on their way" in one.name)
+        sent.append(part.size)
+    adapters, whole = sent
+    assert adapters < whole / 5
+
+
 def test_what_does_not_fit_exits_with_2(
     file: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

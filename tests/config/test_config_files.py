@@ -91,19 +91,29 @@ def test_a_model_folder_needs_a_config_and_a_tokenizer(folder, problems_of, load
     load_text(minimal, "model.path=my-model", files=True)
 
 
-def test_an_adapter_is_no_model_for_servers_that_the_run_starts(folder, problems_of, load_text, minimal):
+@pytest.mark.parametrize(
+    ("wanting", "who"),
+    [
+        (["rollout.engine={kind: vllm, executable: /bin/sh}"], "vLLM loads"),
+        (["learner.ranks=2", "rollout.engine.num_engines=1"], "ranks load"),
+    ],
+)
+def test_an_adapter_is_no_model_for_what_loads_whole_models(folder, problems_of, load_text, minimal, wanting, who):
     model = folder / "adapter"
     model.mkdir()
-    for name in ("adapter_config.json", "tokenizer.json"):
+    # Some tools save the base's config beside an adapter. It is no model without weights.
+    for name in ("adapter_config.json", "config.json"):
         (model / name).write_text("{}")
-    started = "rollout.engine={kind: vllm, executable: /bin/sh}"
-    (problem,) = problems_of(minimal, "model.path=adapter", started, files=True)
-    assert problem.startswith("model.path: adapter is an adapter, and vLLM loads whole models")
+    (problem,) = problems_of(minimal, "model.path=adapter", *wanting, files=True)
+    assert problem.startswith(f"model.path: adapter is an adapter, and {who} whole models")
     assert "loopwright export RUN --merged --out DIR" in problem
     for engine in ("rollout.engine={kind: vllm, urls: ['http://127.0.0.1:1']}", "rollout.engine.num_engines=1"):
         load_text(minimal, "model.path=adapter", engine, files=True)
-    (model / "config.json").write_text("{}")
-    load_text(minimal, "model.path=adapter", started, files=True)
+    (model / "model.safetensors").write_bytes(b"")
+    assert "holds a model and an adapter" in only(problems_of(minimal, "model.path=adapter", files=True))
+    (model / "adapter_config.json").unlink()
+    (model / "tokenizer.json").write_text("{}")
+    load_text(minimal, "model.path=adapter", *wanting, files=True)
 
 
 @pytest.mark.parametrize("name", ["smollm2", "gpt2", "Qwen/Qwen3-0.6B"])

@@ -136,7 +136,7 @@ def test_files_of_the_learner_are_looked_for(problems_of, minimal, tmp_path):
         ("use_dora: true", "there is no use_dora here: DoRA scales whole weights"),
         ("bias: all", "there is no bias here: only the matrices"),
         ("modules_to_save: [lm_head]", "there is no modules_to_save here: a module that is trained whole"),
-        ("targets: []", "learner.lora.targets"),
+        ("targets: []", "targets names no layer, so nothing would be trained"),
         ("ranks: 8", "learner.lora.ranks: unknown setting"),
     ],
 )

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel
-from safetensors.torch import load_file
+from peft import AutoPeftModelForCausalLM, PeftModel
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from loopwright.build import open_chat, open_run
+from loopwright.build.serving import ServedModel, serve_engine
 from loopwright.cli import main
 from loopwright.config import load
 from loopwright.engines.torch.engine import TorchEngine
@@ -138,6 +139,28 @@ async def test_an_engine_in_a_process_of_its_own_gets_the_adapters_and_merges_th
         check_on_policy(folder)
 
 
+async def test_an_attached_engine_that_served_a_run_of_all_weights_gets_whole_weights(
+    write_in: WriteConfig, tiny_model: Path, tmp_path: Path
+) -> None:
+    served = ServedModel(
+        str(tiny_model), tmp_path, "float32", None, threads=1, max_batch=64, cache_tokens=0, device="cpu"
+    )
+    async with serve_engine(served, host="127.0.0.1", port=0, key=None) as port:
+        shared: dict[str, Any] = {
+            "rollout__engine": {"kind": "loopwright", "urls": [f"http://127.0.0.1:{port}"]},
+            "trainer__kind": "disaggregated",
+            "trainer__steps": 2,
+            "produce": {"kind": "async", "max_staleness": 0},
+            "eval": None,
+        }
+        for name, learner in (("whole", {}), ("adapters", LORA)):
+            (tmp_path / name).mkdir()
+            folder = await run(write_in(tmp_path / name, **shared, **learner))
+    assert all(proof < 5e-4 for proof in metrics(folder, "engine/0/proof_max"))
+    size = sum(tensor.nbytes for tensor in load_file(tiny_model / "model.safetensors").values())
+    assert all(moved >= size for moved in metrics(folder, "sync/bytes"))
+
+
 def copied(run: RunFolder, tmp_path: Path) -> RunFolder:
     return RunFolder(Path(shutil.copytree(run.path, tmp_path / "run")))
 
@@ -181,6 +204,94 @@ def test_an_exported_adapter_loads_in_peft_and_says_what_the_exported_model_says
         for folder in (whole, trained.export):
             assert torch.allclose(AutoModelForCausalLM.from_pretrained(folder)(ids).logits, theirs, atol=1e-4)
     assert not torch.allclose(plain, theirs, atol=1e-2)
+
+
+def test_an_exported_adapter_loads_by_its_folder_alone(trained: RunFolder, command: Command, tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter"
+    checkpoint = sorted(copied(trained, tmp_path).checkpoints.iterdir())[-1] / "adapter_config.json"
+    told = json.loads(checkpoint.read_text())
+    assert told["task_type"] == "CAUSAL_LM"
+    # As older versions have written it.
+    checkpoint.write_text(json.dumps(told | {"task_type": None, "auto_mapping": {"base_model_class": "A"}}))
+    assert command("export", tmp_path / "run", "--adapter", "--out", adapter)[0] == 0
+    ids = torch.arange(1, 20)[None]
+    with torch.no_grad():
+        theirs = AutoPeftModelForCausalLM.from_pretrained(str(adapter))(ids).logits
+        ours = AutoModelForCausalLM.from_pretrained(trained.export)(ids).logits
+    assert torch.allclose(theirs, ours, atol=1e-4)
+
+
+async def test_an_adapter_on_an_adapter_is_exported_whole(
+    trained: RunFolder, write_config: WriteConfig, command: Command, tmp_path: Path
+) -> None:
+    adapter = sorted(trained.checkpoints.iterdir())[-1]
+    folder = await run(write_config(**LORA, trainer__steps=1, eval=None, model__path=str(adapter)))
+    code, _, err = await asyncio.to_thread(command, "export", folder.path, "--adapter", "--out", tmp_path / "adapter")
+    assert code == 1
+    assert f"on top of the adapter in {adapter}" in err
+    assert "--merged" in err
+    assert not (tmp_path / "adapter").exists()
+    assert (await asyncio.to_thread(command, "export", folder.path, "--merged", "--out", tmp_path / "whole"))[0] == 0
+    whole, run_export = (load_file(one / "model.safetensors") for one in (tmp_path / "whole", folder.export))
+    assert equal(whole, run_export)
+
+
+def test_a_base_that_has_moved_is_named_in_the_checkpoint(
+    trained: RunFolder, command: Command, tmp_path: Path, tiny_model: Path
+) -> None:
+    there = copied(trained, tmp_path)
+    config = there.stored_config()
+    assert config is not None
+    config["model"]["path"] = str(tmp_path / "gone")
+    there.adopt(config)
+    told = there.checkpoints / "step-000001" / "adapter_config.json"
+    base_in(told, tmp_path / "gone")
+    code, _, err = command("replay", there.path, "--step", 2)
+    assert code == 2
+    assert "no checkpoint is that old" not in err
+    assert f"as base_model_name_or_path into {told}" in err
+    base_in(told, tiny_model)
+    code, said, err = command("replay", there.path, "--step", 2)
+    assert code == 0, said + err
+    code, _, err = command("replay", there.path, "--step", 1)
+    assert "no checkpoint is that old" in err
+
+
+def base_in(file: Path, base: Path) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": str(base)}))
+
+
+def test_no_command_reads_an_adapter_whose_base_was_replaced(
+    trained: RunFolder, command: Command, tmp_path: Path, tiny_model: Path
+) -> None:
+    there, other = copied(trained, tmp_path), Path(shutil.copytree(tiny_model, tmp_path / "other"))
+    shutil.rmtree(there.export)
+    weights = load_file(other / "model.safetensors")
+    save_file({name: 2 * weight for name, weight in weights.items()}, other / "model.safetensors", {"format": "pt"})
+    for checkpoint in there.checkpoints.iterdir():
+        base_in(checkpoint / "adapter_config.json", other)
+    commands: list[tuple[object, ...]] = [
+        ("export", there.path, "--out", tmp_path / "whole"),
+        ("eval", there.path, "--out", tmp_path / "evaluated"),
+        ("rollout", there.path, "--groups", 1, "--out", tmp_path / "rollouts"),
+        ("replay", there.path, "--step", 2),
+    ]
+    for arguments in commands:
+        code, _, err = command(*arguments)
+        assert code != 0, arguments
+        assert "trained on" in err, arguments
+    assert not (tmp_path / "whole").exists()
+
+
+async def test_a_run_does_not_go_on_beside_another_base(
+    write_config: WriteConfig, tmp_path: Path, tiny_model: Path
+) -> None:
+    model = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    await run(write_config(**LORA, trainer__steps=1, eval=None, model__path=str(model)))
+    weights = load_file(model / "model.safetensors")
+    save_file({name: 2 * weight for name, weight in weights.items()}, model / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match="were trained on another model"):
+        await run(write_config(**LORA, trainer__steps=2, eval=None, model__path=str(model)))
 
 
 async def test_a_full_run_has_no_adapter_to_export(write_config: WriteConfig, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,20 @@ from hypothesis import strategies as st
 from made_groups import Maker, laid_out, load_tiny, recipe, simple_groups, weights_of
 from peft import PeftModel
 from plain import eager_model, logprobs_of
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from loopwright.core.adapter_names import A, B
 from loopwright.engines.torch.weights import EngineWeights
 from loopwright.errors import CheckpointError, ConfigError, ModelError
 from loopwright.learn.body import LeanBody, ModuleBody, body_of
+from loopwright.learn.exporting import write_model
 from loopwright.learn.kl import KlTerm
 from loopwright.learn.learner import TorchLearner
 from loopwright.learn.lora import AdaptedModel, AdapterUse
 from loopwright.models.adapters import AdaptedParameters, AdapterShape, has_adapters
 from loopwright.models.compute import ComputeThread
+from loopwright.models.digest import model_digest
 from loopwright.models.forward import ModuleForward
 from loopwright.models.lean import LeanForward
 from loopwright.models.load import LoadedModel, load_model
@@ -230,15 +234,84 @@ def test_a_run_of_the_other_kind_is_refused_with_the_reason(llama_folder: Path, 
 
 
 @pytest.mark.parametrize(
-    "other",
-    [AdapterShape(4, 8), AdapterShape(5, 6), AdapterShape(4, 6, rslora=True), AdapterShape(4, 6, ("q_proj",))],
+    ("other", "differing"),
+    [
+        (AdapterShape(4, 8), "alpha 6 instead of 8"),
+        (AdapterShape(5, 6), "rank 4 instead of 5"),
+        (AdapterShape(4, 6, rslora=True), "rslora False instead of True"),
+        (AdapterShape(4, 6, ("q_proj",)), "targets down_proj, .* instead of q_proj"),
+    ],
 )
-def test_a_checkpoint_of_other_adapters_is_refused(llama_folder: Path, tmp_path: Path, other: AdapterShape) -> None:
+def test_a_checkpoint_of_other_adapters_is_refused_and_says_what_differs(
+    llama_folder: Path, tmp_path: Path, other: AdapterShape, differing: str
+) -> None:
     loaded = load_tiny(llama_folder)
     folder = described(learner_of(loaded, adapted_of(loaded)), tmp_path / "saved")
     again = load_tiny(llama_folder)
-    with pytest.raises(CheckpointError, match=r"other adapters than learner\.lora describes"):
+    with pytest.raises(CheckpointError, match=rf"other adapters than learner\.lora describes: {differing}") as caught:
         learner_of(again, adapted_of(again, other))._load(folder)
+    assert "start a new run" in caught.value.remedy
+    assert "loopwright export RUN --merged" in caught.value.remedy
+
+
+def change_weights(folder: Path) -> None:
+    """Put a model of the same shape in place of the one in `folder`."""
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: 2 * weight for name, weight in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+
+
+def test_adapters_do_not_go_on_beside_another_base(llama_folder: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(llama_folder, tmp_path / "model"))
+
+    def learner() -> TorchLearner:
+        loaded = load_tiny(model)
+        return learner_of(loaded, adapted_of(loaded))
+
+    saved = described(learner(), tmp_path / "saved")
+    learner()._load(saved)
+    change_weights(model)
+    with pytest.raises(CheckpointError, match="were trained on another model than") as caught:
+        learner()._load(saved)
+    with pytest.raises(ModelError, match=r"is not the model that the adapter in .* was trained on"):
+        load_model(str(saved), cache=tmp_path)
+    with pytest.raises(ModelError, match=r"is not the model that the adapter in .* was trained on"):
+        write_model(saved, tmp_path / "export", "float32")
+    assert "adapter_base.json" in caught.value.remedy
+    (saved / "adapter_base.json").unlink()
+    learner()._load(saved)
+    load_model(str(saved), cache=tmp_path)
+
+
+def test_adapters_on_an_adapter_do_not_go_on_when_that_has_changed(llama_folder: Path, tmp_path: Path) -> None:
+    loaded = load_tiny(llama_folder)
+    first = described(learner_of(loaded, adapted_of(loaded)), tmp_path / "first")
+    again = load_model(str(first), cache=tmp_path)
+    second = described(learner_of(again, adapted_of(again)), tmp_path / "second")
+    load_model(str(second), cache=tmp_path)
+    tensors = load_file(first / "adapter_model.safetensors")
+    save_file({name: tensor + 0.1 for name, tensor in tensors.items()}, first / "adapter_model.safetensors")
+    with pytest.raises(ModelError, match=r"is not the model that the adapter in .*second was trained on"):
+        load_model(str(second), cache=tmp_path)
+    changed = load_model(str(first), cache=tmp_path)
+    with pytest.raises(CheckpointError, match="were trained on another model than"):
+        learner_of(changed, adapted_of(changed))._load(second)
+
+
+def test_the_digest_of_the_base_is_computed_once(
+    llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+
+    def counted(folder: Path) -> str | None:
+        asked.append(folder)
+        return model_digest(folder)
+
+    monkeypatch.setattr("loopwright.models.adapter_base.model_digest", counted)
+    loaded = load_tiny(llama_folder)
+    learner = learner_of(loaded, adapted_of(loaded))
+    for number in range(3):
+        described(learner, tmp_path / str(number))
+    assert asked == [llama_folder]
 
 
 @pytest.mark.parametrize(
@@ -291,6 +364,22 @@ def test_checkpoint_and_export_say_the_same_to_peft_transformers_and_us(model_fo
     assert torch.allclose(logits_of(merged), theirs, atol=1e-5)
 
 
+def test_a_base_whose_generation_settings_transformers_refuses_can_be_exported(
+    llama_folder: Path, tmp_path: Path
+) -> None:
+    base = Path(shutil.copytree(llama_folder, tmp_path / "base"))
+    (base / "generation_config.json").write_text(json.dumps({"do_sample": False, "temperature": 0.6}))
+    loaded = load_tiny(base)
+    adapted = adapted_of(loaded)
+    checkpoint, export, written = described(learner_of(loaded, adapted), tmp_path / "c"), tmp_path / "e", tmp_path / "w"
+    export.mkdir()
+    adapted.export(export)
+    write_model(checkpoint, written, "float32")
+    for folder in (export, written):
+        assert json.loads((folder / "generation_config.json").read_text())["temperature"] == 0.6
+        assert load_file(folder / "model.safetensors").keys() == load_file(base / "model.safetensors").keys()
+
+
 def test_adapters_that_are_trained_on_an_adapter_name_it_as_their_base(llama_folder: Path, tmp_path: Path) -> None:
     loaded = load_tiny(llama_folder)
     adapted = adapted_of(loaded)
@@ -337,13 +426,18 @@ def test_an_adapter_that_is_more_or_less_than_one_is_refused_on_load(
         load_model(str(folder), cache=tmp_path)
 
 
-def test_an_adapter_of_another_model_is_refused_on_load(llama_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("known", "reason"), [(True, "is not the model that"), (False, "does not fit its base model")])
+def test_an_adapter_of_another_model_is_refused_on_load(
+    llama_folder: Path, tmp_path: Path, known: bool, reason: str
+) -> None:
     loaded = load_tiny(llama_folder)
     folder = described(learner_of(loaded, adapted_of(loaded)), tmp_path / "saved")
     other = tiny_llama(tmp_path / "other", intermediate_size=48)
     told = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps(told | {"base_model_name_or_path": str(other)}))
-    with pytest.raises(ModelError, match="does not fit its base model"):
+    if not known:
+        (folder / "adapter_base.json").unlink()
+    with pytest.raises(ModelError, match=reason):
         load_model(str(folder), cache=tmp_path)
 
 

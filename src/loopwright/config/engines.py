@@ -229,6 +229,11 @@ class LoopwrightEngineConfig(EngineKind):
     def processes(self, trainer: TrainerKind) -> int:
         return len(self.urls)
 
+    @property
+    def takes_adapters(self) -> bool:
+        """The weights there may be those of another run by now, and an adapter would be merged into them."""
+        return False
+
     def needs(self) -> Iterator[Need]:
         if self.key_env is not None:
             yield Need(Outside.KEY, ("key_env",), self.key_env)

@@ -18,14 +18,19 @@ from loopwright.config.engines import VllmEngineConfig
 from loopwright.config.extras import missing
 from loopwright.config.imports import is_object_name, split_symbol
 from loopwright.config.judgers import BUILT_IN_JUDGERS
+from loopwright.config.model_folders import (
+    MODEL_CONFIG,
+    TOKENIZER_FILES,
+    has_tokenizer,
+    is_adapter,
+    is_model_and_adapter,
+)
 from loopwright.config.needs import Need, Outside
 from loopwright.config.problems import KeyPath, Problem, nearest, suggest
 from loopwright.config.schema import RunConfig
 from loopwright.errors import ConfigError
 
 BUNDLED_MODEL = "smollm2"
-MODEL_FILES = ("config.json", "adapter_config.json")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
 def model_folder(path: str, base: Path) -> Path | None:
@@ -57,7 +62,7 @@ def file_problems(config: RunConfig, base: Path, *, model: bool = True) -> Itera
         if model or need.place != ("model", "path"):
             yield from _unmet(need, base)
     if model:
-        yield from _served_adapter(config, base)
+        yield from _whole_model_wanted(config, base)
     for place, name in config.named_judgers():
         if name in BUILT_IN_JUDGERS and name not in config.judgers:
             for need in BUILT_IN_JUDGERS[name].needs():
@@ -104,9 +109,14 @@ def _model(place: KeyPath, path: str, base: Path) -> Iterator[Problem]:
         return
     if not folder.is_dir():
         yield _absent(place, folder, "folder")
-    elif not any((folder / name).is_file() for name in MODEL_FILES):
+    elif is_model_and_adapter(folder):
+        yield Problem(place, f"{path} holds a model and an adapter", "move one of them into a folder of its own")
+    elif is_adapter(folder):
+        # It may be without a tokenizer: that of its base is used.
+        return
+    elif not (folder / MODEL_CONFIG).is_file():
         yield Problem(place, f"{path} has no config.json", "name a folder that was written by save_pretrained")
-    elif not any((folder / name).is_file() for name in TOKENIZER_FILES):
+    elif not has_tokenizer(folder):
         yield Problem(
             place,
             f"{path} is a model folder without a tokenizer",
@@ -114,19 +124,23 @@ def _model(place: KeyPath, path: str, base: Path) -> Iterator[Problem]:
         )
 
 
-def _served_adapter(config: RunConfig, base: Path) -> Iterator[Problem]:
-    """An adapter cannot be the model of a server that the run starts: vLLM loads whole models only."""
+def _whole_model_wanted(config: RunConfig, base: Path) -> Iterator[Problem]:
+    """An adapter cannot be the model of ranks, nor of a server that the run starts: both load whole models only."""
     engine, folder = config.rollout.engine, model_folder(config.model.path, base)
-    if not isinstance(engine, VllmEngineConfig) or engine.urls or folder is None:
+    if folder is None or not is_adapter(folder):
         return
-    whole, adapter = ((folder / name).is_file() for name in MODEL_FILES)
-    if adapter and not whole:
+    wanting: list[tuple[str, KeyPath]] = []
+    if isinstance(engine, VllmEngineConfig) and not engine.urls:
+        wanting.append(("vLLM loads", ("rollout", "engine", "kind")))
+    if config.learner.ranks > 1:
+        wanting.append(("ranks load", ("learner", "ranks")))
+    for who, place in wanting:
         yield Problem(
             ("model", "path"),
-            f"{config.model.path} is an adapter, and vLLM loads whole models",
+            f"{config.model.path} is an adapter, and {who} whole models",
             "merge it first, and name that folder: `loopwright export RUN --merged --out DIR` for an adapter of a run, "
             "merge_and_unload of peft for any other",
-            also=(("rollout", "engine", "kind"),),
+            also=(place,),
         )
 
 

@@ -175,6 +175,11 @@ class LoraConfig(Section):
     def _refuse_more_than_lora(cls, given: Any) -> Any:
         for name in given if isinstance(given, dict) else ():
             short = str(name).removeprefix("lora_").removeprefix("use_")
+            if short == "targets" and given[name] == []:
+                raise RefusedSettingError(
+                    "targets names no layer, so nothing would be trained",
+                    "name linear layers, such as [q_proj, v_proj]; or leave targets out, for all of them",
+                )
             if short in REFUSED_OF_LORA:
                 raise RefusedSettingError(f"there is no {name} here: {REFUSED_OF_LORA[short]}", f"remove {name}")
         return given

@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from peft import LoraConfig as PeftConfig
 from peft import get_peft_model
+from peft.tuners.lora import Linear as AdaptedLinear
 from peft.tuners.lora import LoraLayer
 from torch import nn
 
@@ -23,7 +25,8 @@ from loopwright.errors import CheckpointError, ConfigError
 from loopwright.learn.attention import SharedPrefixPlan
 from loopwright.learn.body import Body
 from loopwright.learn.samples import Tensors
-from loopwright.models.adapter_files import CONFIG, PREFIX, shape_told
+from loopwright.models.adapter_base import base_digest
+from loopwright.models.adapter_files import BASE, CONFIG, FOR_PEFT, PREFIX, base_digest_in, shape_told
 from loopwright.models.adapters import AdapterShape
 from loopwright.models.linear import Linear, replace_linears
 
@@ -31,16 +34,24 @@ T = TypeVar("T")
 
 NAME = "default"
 """What peft calls the only adapter."""
-BASE = ".base_layer."
+INSERTED = ".base_layer."
 """What peft puts into the name of a weight that has an adapter."""
+NAME_TARGETS = (
+    "name the linear layers of its attention as learner.lora.targets, such as [q_proj, k_proj, v_proj, o_proj]; the "
+    "experts of a mixture have no adapters"
+)
 
 
 class ModelAdapters:
-    """The adapters in `model`, around which `peft_model` is. `scale` is that of all of them."""
+    """The adapters in `model`, around which `peft_model` is. `scale` is that of all of them. `base` is the model's
+    source."""
 
-    def __init__(self, model: Any, peft_model: Any, scale: float) -> None:
+    def __init__(self, model: Any, peft_model: Any, scale: float, base: str) -> None:
         self._model = model
         self._peft = peft_model
+        # Now and not at the first checkpoint: what cannot be written must not cost a train step.
+        self._config = _config_text(peft_model.peft_config[NAME])
+        self._base, self._base_digest = base, base_digest(base)
         self.scale = scale
         self.layers: Mapping[str, Any] = {
             name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)
@@ -60,7 +71,7 @@ class ModelAdapters:
         """All other parameters, by the names that they have in the model without adapters."""
         own = {id(matrix) for layer in self.layers.values() for matrix in matrices_of(layer)}
         named = self._model.named_parameters()
-        return {name.replace(BASE, "."): parameter for name, parameter in named if id(parameter) not in own}
+        return {name.replace(INSERTED, "."): parameter for name, parameter in named if id(parameter) not in own}
 
     def modules_of(self, parts: Sequence[nn.Module]) -> Iterator[list[nn.Module]]:
         """The modules of the matrices in each of these parts, without those of an earlier part."""
@@ -96,6 +107,7 @@ class ModelAdapters:
         """Raises CheckpointError if the checkpoint in `folder` has no adapters, or others."""
         try:
             told = shape_told(json.loads((folder / CONFIG).read_text()))
+            trained_on = base_digest_in(folder)
         except FileNotFoundError:
             raise CheckpointError(
                 f"checkpoint {folder} holds a whole model, and this run trains adapters (learner.lora)",
@@ -106,20 +118,43 @@ class ModelAdapters:
                 f"checkpoint {folder} cannot be read: {error}",
                 remedy="delete that folder to continue from the one before it, or start over with --fresh",
             ) from error
-        ours = shape_told(self._peft_config())
+        ours = shape_told(json.loads(self._config))
         if told != ours:
+            differing = [
+                f"{name} {_short(theirs)} instead of {_short(own)}"
+                for name, theirs in asdict(told).items()
+                if theirs != (own := getattr(ours, name))
+            ]
             raise CheckpointError(
-                f"checkpoint {folder} holds other adapters than learner.lora describes: {told} instead of {ours}",
-                remedy="resume with the learner.lora that the run was started with, or start over with --fresh",
+                f"checkpoint {folder} holds other adapters than learner.lora describes: {', '.join(differing)}",
+                remedy="resume with the learner.lora that the run was started with; or start a new run from the "
+                "trained model: loopwright export RUN --merged --out DIR, and name that folder as model.path",
+            )
+        if trained_on not in (None, self._base_digest):
+            raise CheckpointError(
+                f"the adapters in checkpoint {folder} were trained on another model than {self._base}: its weights or "
+                "its config have changed, or model.path has",
+                remedy="resume with the model that the run was started with, or start over with --fresh; if it is the "
+                f"same model in other files, delete {BASE} in that folder",
             )
 
     def describe(self, folder: Path) -> None:
-        """Write what peft needs to load the checkpoint."""
-        (folder / CONFIG).write_text(json.dumps(self._peft_config(), indent=2))
+        """Write what peft needs to load the checkpoint, and which model it was trained on."""
+        (folder / CONFIG).write_text(self._config)
+        if self._base_digest is not None:
+            (folder / BASE).write_text(json.dumps({"digest": self._base_digest}))
 
-    def _peft_config(self) -> dict[str, Any]:
-        config: dict[str, Any] = self._peft.peft_config[NAME].to_dict()
-        return config | {"target_modules": sorted(config["target_modules"]), "inference_mode": True}
+
+def _short(setting: Any) -> str:
+    if isinstance(setting, tuple):
+        return ", ".join(setting)
+    return f"{setting:g}" if isinstance(setting, float) else str(setting)
+
+
+def _config_text(config: PeftConfig) -> str:
+    """The adapter's config as peft writes it, the same in every process: sets have no order."""
+    told = {name: sorted(value) if isinstance(value, set) else value for name, value in config.to_dict().items()}
+    return json.dumps(told | FOR_PEFT, indent=2)
 
 
 class _WithoutAdapters:
@@ -152,13 +187,35 @@ def add_adapters(model: Any, shape: AdapterShape, base: str) -> ModelAdapters:
         use_rslora=shape.rslora,
         lora_dropout=0.0,
         bias="none",
-        base_model_name_or_path=_lasting(base),
     )
-    with torch.random.fork_rng():
-        adapted = get_peft_model(model, config)
+    try:
+        with torch.random.fork_rng():
+            adapted = get_peft_model(model, config)
+    except ValueError as error:
+        raise ConfigError(f"peft cannot put adapters into this model: {error}", remedy=NAME_TARGETS) from error
+    # peft has set it to what the model is loaded from, which may be a path that another folder does not know.
+    adapted.peft_config[NAME].base_model_name_or_path = _lasting(base)
+    _check_layers(model, adapted.peft_config[NAME])
     if model.device.type == "cpu":
         replace_linears(model)
-    return ModelAdapters(model, adapted.eval(), shape.scale)
+    return ModelAdapters(model, adapted.eval(), shape.scale, base)
+
+
+def _check_layers(model: nn.Module, config: PeftConfig) -> None:
+    """Raises ConfigError if peft has put in more than adapters of linear layers: it takes the names of some layers for
+    those of a mixture's experts, whose weights are one tensor."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, LoraLayer) and type(layer) is not AdaptedLinear:
+            raise ConfigError(
+                f"peft would train {name} of this model, which is no linear layer, in place of layers of its targets "
+                f"({', '.join(sorted(config.target_modules))})",
+                remedy=NAME_TARGETS,
+            )
+    if config.target_parameters:
+        raise ConfigError(
+            f"peft would train {min(config.target_parameters)} of this model, which is no linear layer",
+            remedy=NAME_TARGETS,
+        )
 
 
 def _lasting(source: str) -> str:
@@ -185,6 +242,11 @@ def _targets(model: Any, wanted: Sequence[str] | None) -> tuple[str, ...]:
     products = [name for name, module in modules.items() if isinstance(module, nn.Linear | Linear)]
     able = [name for name in products if id(modules[name]) not in outside]
     ends = tuple(sorted({name.rpartition(".")[2] for name in able}))
+    if not able:
+        raise ConfigError(
+            f"no layer of a {model.config.model_type} model can have an adapter: it has no linear layers but the head",
+            remedy="remove learner.lora, which trains all weights; or choose a model with linear layers",
+        )
     if wanted is None:
         # Two names of one end: then the whole names tell them apart.
         return ends if len(able) == len([n for n in products if n.rpartition(".")[2] in ends]) else tuple(able)

@@ -23,6 +23,7 @@ from loopwright.core.adapter_names import WEIGHT, A, B
 from loopwright.learn.adapters import add_adapters
 from loopwright.learn.body import Body, body_of
 from loopwright.learn.publishing import Named, stream_tensors, stream_weights
+from loopwright.learn.state import save_model
 from loopwright.models.adapter_files import TENSORS
 from loopwright.models.adapters import AdapterShape, merged
 from loopwright.models.forward import ModuleForward
@@ -93,7 +94,7 @@ class AdaptedModel:
         whole = dict(self._whole_weights())
         # Tied weights have one parameter and several names.
         state = {name: whole.get(name, tensor) for name, tensor in model.state_dict().items()}
-        model.save_pretrained(folder, state_dict=state)
+        save_model(model, folder, state)
         self._plain.tokenizer.save_pretrained(folder)
 
     def _for_engines(self) -> Mapping[str, torch.Tensor]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from transformers import GenerationConfig
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from loopwright.errors import CheckpointError
@@ -49,6 +50,18 @@ def describe_model(model: Any, folder: Path) -> None:
     if model.can_generate():
         # Not by its own save_pretrained, which refuses what some models come with.
         model.generation_config.to_json_file(folder / GENERATION_CONFIG_NAME)
+
+
+def save_model(model: Any, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
+    """Write a model as its `save_pretrained` does, with these weights instead of its own if they are given."""
+    own = getattr(model, "generation_config", None)
+    try:
+        # save_pretrained checks it, and refuses what some models come with. `describe_model` writes it as it is.
+        model.generation_config = GenerationConfig()
+        model.save_pretrained(folder, state_dict=weights)
+    finally:
+        model.generation_config = own
+    describe_model(model, folder)
 
 
 def load_state(

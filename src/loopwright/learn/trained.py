@@ -85,5 +85,5 @@ class WholeModel:
         self._loaded.tokenizer.save_pretrained(folder)
 
     def export(self, folder: Path) -> None:
-        self._model.save_pretrained(folder)
+        state.save_model(self._model, folder)
         self._loaded.tokenizer.save_pretrained(folder)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
-"""The names under which transformers looks for weights. The first that is there counts."""
+from loopwright.config.model_folders import MODEL_CONFIG, weight_files
+
 NOT_THE_MODEL = frozenset({"transformers_version", "_name_or_path"})
 """What a config tells of its own history."""
 LONGEST_HEADER = 100_000_000
@@ -22,12 +22,20 @@ SAMPLES, SAMPLE_BYTES = 256, 4096
 
 def model_digest(folder: Path) -> str | None:
     """The digest, or None if no folder with a model is there."""
-    config = folder / "config.json"
-    files = next(filter(None, (sorted(folder.glob(pattern)) for pattern in WEIGHTS)), [])
+    config, files = folder / MODEL_CONFIG, weight_files(folder)
     if not files or not config.is_file():
         return None
     told = {name: value for name, value in json.loads(config.read_bytes()).items() if name not in NOT_THE_MODEL}
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+    return _digest(json.dumps(told, sort_keys=True), files)
+
+
+def combined_digest(below: str, told: str, file: Path) -> str:
+    """The digest of what `file`, of which `told` is known, makes of something that has the digest `below`."""
+    return _digest(f"{below} {told}", [file])
+
+
+def _digest(told: str, files: Iterable[Path]) -> str:
+    digest = hashlib.sha256(told.encode())
     for file in files:
         digest.update(f"\n{file.name} {file.stat().st_size}\n".encode())
         for piece in _pieces(file):

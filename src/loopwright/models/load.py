@@ -10,7 +10,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from loopwright.errors import ModelError
-from loopwright.models.adapter_files import base_of
+from loopwright.models.adapter_base import base_of, check_base, tokenizer_source, while_base_is_read
+from loopwright.models.adapters import has_adapters
 from loopwright.models.attention import NAME, unsupported
 from loopwright.models.device import CPU
 from loopwright.models.forward import PackedForward
@@ -60,10 +61,12 @@ def load_model(
     adapter is merged into its base. With `native`, the model decodes with native steps if it can. Rotary angles that
     depend on the length are those of `trained_context`, or of `max_context` if that is not given."""
     source = source_of(path, cache)
-    tokenizer = load_tokenizer(source)
     base, adapters = base_of(source)
-    config = read_config(base)
-    model = load_weights(base, dtype)
+    with while_base_is_read(base, adapters):
+        tokenizer = load_tokenizer(tokenizer_source(base, adapters))
+        config = read_config(base)
+        model = load_weights(base, dtype)
+    check_base(base, adapters)
     for adapter in adapters:
         adapter.merge_into(model)
         # New adapters are trained on what this one has made of its base, and a checkpoint of theirs names it as theirs.
@@ -107,6 +110,12 @@ def load_weights(source: str, dtype: str) -> Any:
     """The model, without what makes it ours."""
     options = {"dtype": getattr(torch, dtype), "attn_implementation": NAME, "output_loading_info": True}
     model, report = read_pretrained(AutoModelForCausalLM, source, "weights", **options)
+    if has_adapters(model):
+        # transformers has found an adapter there and put peft's layers into the base of that.
+        raise ModelError(
+            f"model {source!r} is an adapter, or has one beside it",
+            remedy="download it, and name a folder with the adapter alone",
+        )
     # transformers fills gaps with random numbers and only prints a warning.
     if missing := report["missing_keys"]:
         raise ModelError(

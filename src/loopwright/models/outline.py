@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from loopwright.config.model_folders import is_adapter
 from loopwright.errors import ModelError
-from loopwright.models.adapter_files import is_adapter
+from loopwright.models.adapter_base import refuse_model_with_adapter
 from loopwright.models.attention import NAME
 from loopwright.models.load import context_of, read_config, source_of
 from loopwright.models.tokenizer import load_tokenizer
@@ -46,9 +47,11 @@ def outline_of(path: str, *, cache: Path, max_context: int | None = None) -> Mod
 
 
 def whole_source_of(path: str, cache: Path) -> str:
-    """The source of a model that ranks load. Raises ModelError if it is an adapter."""
+    """The source of a model that ranks load. Raises ModelError if it is an adapter, or has one beside
+    it."""
     source = source_of(path, cache)
-    if is_adapter(source):
+    refuse_model_with_adapter(source)
+    if is_adapter(Path(source)):
         raise ModelError(
             f"model {path!r} is an adapter, and ranks load whole models",
             remedy="merge it first: loopwright export RUN --merged --out DIR, and name that folder",

@@ -18,7 +18,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM
 
-from loopwright.models.adapter_files import base_of
+from loopwright.models.adapter_base import base_of, while_base_is_read
 from loopwright.models.attention import NAME
 from loopwright.models.device import CPU
 from loopwright.models.forward import ModuleForward, PackedForward
@@ -60,7 +60,9 @@ def model_shape(
 ) -> Iterator[ModelShape]:
     """The shape of the model that `load_model` would load. It is usable inside of the context only. Raises ModelError
     if the model could not run here."""
-    config = read_config(base_of(source_of(path, cache))[0])
+    base, adapters = base_of(source_of(path, cache))
+    with while_base_is_read(base, adapters):
+        config = read_config(base)
     with torch.device(META):
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), attn_implementation=NAME)
     model.eval()
