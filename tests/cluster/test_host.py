@@ -253,6 +253,13 @@ async def test_no_secret_reaches_an_actor_or_its_children(cluster):
         assert not [name for name in below if name.startswith(("RAY_", "LOOPWRIGHT_")) or names_a_secret(name)]
 
 
+async def test_an_actor_that_reserves_no_gpu_sees_none(cluster):
+    """Ray lets it see all of them."""
+    async with cluster.launch(role(), 0, open_part, "mine") as host:
+        assert (await host.call("environment"))["CUDA_VISIBLE_DEVICES"] == ""
+        assert (await host.call("childrens_environment"))["CUDA_VISIBLE_DEVICES"] == ""
+
+
 @pytest.mark.parametrize("blocks", [False, True])
 async def test_a_restart_that_hangs_is_given_up_with_its_last_words(cluster, tmp_path: Path, monkeypatch, blocks):
     from loopwright.cluster.cluster import Cluster

@@ -27,6 +27,8 @@ FOUR = SeenGpus(build="CUDA 13.0", usable=4, in_machine=4)
         (["model.device=cuda:x"], "a device is auto, cpu, cuda, or cuda:N"),
         (["model.device=cuda", "trainer.deterministic=true"], "nobody has seen a GPU repeat a run"),
         (["model.device=cuda:0", "rollout.engine.device=cuda:1"], "the learner's own parameters, on cuda:0"),
+        (["model.device=cuda", "rollout.engine.num_actors=1"], "the engine computes on cuda: an actor sees"),
+        (["rollout.engine.device=cuda:0", "rollout.engine.num_actors=1"], "num_gpus_per_actor"),
     ],
 )
 def test_what_cannot_work_is_refused(problems_of, minimal, overrides, words):

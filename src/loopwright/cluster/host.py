@@ -82,6 +82,7 @@ class Host:
 
         async def begin() -> None:
             _forget_secrets()
+            _hide_gpus()
             _hide_main()
             if memory is not None:
                 # The event loop may be busy with what takes the memory.
@@ -160,6 +161,13 @@ def _forget_secrets() -> None:
     for name in list(os.environ):
         if name not in kept and (names_a_secret(name) or not name.startswith("RAY_")):
             del os.environ[name]
+
+
+def _hide_gpus() -> None:
+    """Show no GPU to a process that has reserved none, before torch is imported. Ray would let it see all of them, and
+    each such process would take the first."""
+    if not ray.get_runtime_context().get_accelerator_ids().get("GPU"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def _hide_main() -> None:
