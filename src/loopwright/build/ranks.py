@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from loopwright.build.parts import rank_threads
 from loopwright.build.rank import RankSetup
 from loopwright.config import Loaded
-from loopwright.core.environment import child_environment
+from loopwright.core.environment import computing_environment
 from loopwright.errors import EngineLostError, LearnerLostError
 from loopwright.learn.ranks.cut import RowCost
 from loopwright.learn.ranks.gang import Gang
@@ -111,7 +111,7 @@ async def open_ranked_learner(
 
 async def _started(number: int, log: Path, env: Mapping[str, str], stack: AsyncExitStack) -> RemoteRank:
     command = [sys.executable, "-m", "loopwright.cli", "learner-rank"]
-    private = child_environment(env) | {"GLOO_SOCKET_IFNAME": LOOPBACK.get(sys.platform, "lo")}
+    private = computing_environment(env) | {"GLOO_SOCKET_IFNAME": LOOPBACK.get(sys.platform, "lo")}
     opening = child_process(command, env=private, log=log, ready_seconds=START_SECONDS, grace_seconds=GRACE_SECONDS)
     try:
         child = await stack.enter_async_context(opening)

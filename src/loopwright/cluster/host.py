@@ -24,7 +24,7 @@ from ray import cloudpickle
 
 from loopwright.cluster.answers import Answer, Ending, Returned, raised
 from loopwright.cluster.output import output_of_this_process
-from loopwright.core.environment import child_environment
+from loopwright.core.environment import computing_environment
 from loopwright.core.redaction import names_a_secret
 
 WATCH_SECONDS = 0.5
@@ -157,7 +157,7 @@ async def _guarded(work: Awaitable[Any]) -> Answer:
 def _forget_secrets() -> None:
     """Remove what this process has inherited and must not see (S3). The part gets its keys in the start call. Ray has
     read its token, and looks at its other variables again."""
-    kept = child_environment(os.environ)
+    kept = computing_environment(os.environ)
     for name in list(os.environ):
         if name not in kept and (names_a_secret(name) or not name.startswith("RAY_")):
             del os.environ[name]
