@@ -154,7 +154,8 @@ def add_adapters(model: Any, shape: AdapterShape, base: str) -> ModelAdapters:
         bias="none",
         base_model_name_or_path=_lasting(base),
     )
-    with torch.random.fork_rng():
+    # peft draws numbers that are replaced, on the CPU. By default the generators of all GPUs would be saved.
+    with torch.random.fork_rng(devices=[]):
         adapted = get_peft_model(model, config)
     if model.device.type == "cpu":
         replace_linears(model)
