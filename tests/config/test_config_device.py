@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loopwright.build.devices import engine_devices
+from loopwright.build.devices import engine_devices, learner_device
 from loopwright.build.engines import _launches
 from loopwright.build.vllm import vllm_launches
 from loopwright.engines.vllm.process import VllmServer
@@ -80,6 +80,13 @@ def test_engines_on_actors_see_the_gpus_that_they_reserve(load_text, minimal):
     assert engine_devices(config, FOUR) == ["cpu", "cpu"]
     config = load_text(minimal, "rollout.engine.num_actors=2", "rollout.engine.num_gpus_per_actor=1").config
     assert engine_devices(config, FOUR) == ["auto", "auto"]
+
+
+def test_ranks_on_actors_without_a_gpu_compute_on_the_cpu(load_text, minimal):
+    ranks = (APART, "learner.ranks=2", "learner.placement=ray")
+    assert learner_device(load_text(minimal, *ranks).config) == "cpu"
+    assert learner_device(load_text(minimal, *ranks, "learner.num_gpus_per_rank=1").config) == "auto"
+    assert learner_device(load_text(minimal, APART, "learner.ranks=2").config) == "auto"
 
 
 def test_each_engine_is_started_with_its_own_device(load_text, minimal, monkeypatch, tmp_path):
