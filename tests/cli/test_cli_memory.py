@@ -11,6 +11,7 @@ from loopwright.build.memory_parts import DeviceRoom, MemoryPart, ProcessMemory,
 from loopwright.cli import main
 from loopwright.cli.memory import verdict
 from loopwright.config.loading import load
+from loopwright.models.device import SeenGpus
 
 CONFIG = """
 model: {{path: {model}}}
@@ -52,6 +53,15 @@ def test_an_engine_apart_is_a_process_of_its_own(file: Path, capfd: pytest.Captu
     assert code == 0
     assert "an engine (2 of them) on cpu" in out
     assert "weights on their way to engines" in out
+
+
+def test_engines_are_planned_on_the_gpus_that_they_take(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two = SeenGpus(build="CUDA 13.0", usable=2, in_machine=2)
+    monkeypatch.setattr("loopwright.build.devices.seen_gpus", lambda: two)
+    wanted = ["model.device=cpu", "rollout.engine.device=cuda", "rollout.engine.num_engines=3"]
+    plan = plan_memory(load(file, wanted, env={}), file.parent, 40)
+    engines = [(one.device, one.count) for one in plan.processes if one.name == "an engine"]
+    assert engines == [("cuda:0", 2), ("cuda:1", 1)]
 
 
 def test_ranks_hold_a_part_each(file: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cluster_parts import (
@@ -251,6 +252,36 @@ async def test_no_secret_reaches_an_actor_or_its_children(cluster):
         below = await host.call("childrens_environment")
         assert below.keys() <= seen.keys()
         assert not [name for name in below if name.startswith(("RAY_", "LOOPWRIGHT_")) or names_a_secret(name)]
+
+
+@pytest.mark.parametrize(("reserved", "seen"), [([], ""), (["2"], "2"), (["2", "3"], "2,3")])
+async def test_an_actor_sees_the_gpus_that_it_reserves(cluster, monkeypatch, reserved, seen):
+    """Ray has named those that are reserved. To an actor without one it shows all."""
+    import ray
+
+    from loopwright.cluster.host import _hide_gpus
+
+    context = SimpleNamespace(get_accelerator_ids=lambda: {"GPU": reserved, "TPU": []})
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(reserved) or "0,1,2,3")
+    _hide_gpus()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
+
+
+async def test_an_actor_keeps_the_settings_of_what_computes(cluster, monkeypatch):
+    from loopwright.cluster.host import _forget_secrets
+
+    env = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "RAY_JOB_ID": "1", "OPENAI_API_KEY": "secret", "X": "y"}
+    monkeypatch.setattr(os, "environ", env)
+    _forget_secrets()
+    assert set(env) == {"PYTORCH_ALLOC_CONF", "RAY_JOB_ID"}
+
+
+async def test_an_actor_that_reserves_no_gpu_sees_none(cluster):
+    """Ray lets it see all of them."""
+    async with cluster.launch(role(), 0, open_part, "mine") as host:
+        assert (await host.call("environment"))["CUDA_VISIBLE_DEVICES"] == ""
+        assert (await host.call("childrens_environment"))["CUDA_VISIBLE_DEVICES"] == ""
 
 
 @pytest.mark.parametrize("blocks", [False, True])

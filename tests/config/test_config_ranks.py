@@ -31,6 +31,9 @@ APART = "rollout.engine.num_engines=1"
         ([APART, "trainer.deterministic=true"], "switch trainer.deterministic off"),
         ([APART, "model.device=cuda:1"], "rank r takes the r-th GPU"),
         ([APART, "model.device=cuda", "learner.placement=ray"], "an actor sees the GPUs that it reserves"),
+        ([APART, "model.device=cuda:0", "learner.placement=ray"], "an actor sees the GPUs that it reserves"),
+        ([APART, "learner.num_gpus_per_rank=0.5", "learner.placement=ray"], "a rank computes on one GPU of its own"),
+        ([APART, "learner.num_gpus_per_rank=2", "learner.placement=ray"], "a rank computes on one GPU of its own"),
     ],
 )
 def test_what_ranks_cannot_do_is_refused(

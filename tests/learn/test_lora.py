@@ -50,6 +50,20 @@ def learner_of(loaded: LoadedModel, adapted: AdaptedModel, **overrides: Any) -> 
     return TorchLearner(loaded, recipe(lr=1e-2, **overrides), ComputeThread(), adapted)
 
 
+def test_adapters_are_added_without_a_look_at_the_generators_of_gpus(
+    tiny_llama_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch would save that of each GPU, which takes memory on all of them, and warn."""
+    asked: list[object] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", asked.append)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: None)
+    before = torch.get_rng_state()
+    adapted_of(load_tiny(tiny_llama_folder))
+    assert asked == []
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @torch.no_grad()
 def shake(adapted: AdaptedModel, seed: int = 0) -> None:
     """Give every adapter an effect: at first B is 0."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from loopwright.core.environment import child_environment
+from loopwright.core.environment import child_environment, computing_environment
 from loopwright.engines.http.process import KEY_VARIABLE, engine_process
 from loopwright.errors import EngineLostError
 from loopwright.serve.child import child_process
@@ -89,6 +89,10 @@ def test_a_child_sees_where_things_are_but_no_keys() -> None:
         "NCCL_SOCKET_IFNAME": "eth0",
         "HF_HOME": "/cache",
         "TOKENIZERS_PARALLELISM": "false",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+        "HSA_OVERRIDE_GFX_VERSION": "10.3.0",
+        "TRITON_API_KEY": "secret",
         "HF_TOKEN": "secret",
         "OPENAI_API_KEY": "secret",
         "AWS_SECRET_ACCESS_KEY": "secret",
@@ -97,16 +101,19 @@ def test_a_child_sees_where_things_are_but_no_keys() -> None:
     passed = child_environment(env)
     computing = ("OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "NCCL_SOCKET_IFNAME", "TOKENIZERS_PARALLELISM")
     assert passed == {k: env[k] for k in ("PATH", "HOME", "HF_HOME", *computing)}
+    of_ours = {k: env[k] for k in ("PYTORCH_CUDA_ALLOC_CONF", "CUBLAS_WORKSPACE_CONFIG", "HSA_OVERRIDE_GFX_VERSION")}
+    assert computing_environment(env) == passed | of_ours
 
 
 async def test_an_engine_sees_its_own_key_and_no_other(tmp_path: Path) -> None:
-    env = dict.fromkeys(["PATH", "OPENAI_API_KEY", "DATABASE_URL"], "x")
+    env = dict.fromkeys(["PATH", "OPENAI_API_KEY", "DATABASE_URL", "PYTORCH_ALLOC_CONF"], "x")
     names = python("import os; raise SystemExit(f'it sees {sorted(os.environ)}')")
     with pytest.raises(EngineLostError, match="it sees") as caught:
         async with engine_process(names, env=env, log=tmp_path / "log"):
             pass
     assert KEY_VARIABLE in caught.value.message
     assert "PATH" in caught.value.message
+    assert "PYTORCH_ALLOC_CONF" in caught.value.message
     assert not any(name in caught.value.message for name in ("OPENAI_API_KEY", "DATABASE_URL"))
 
 

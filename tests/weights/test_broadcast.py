@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -208,6 +209,40 @@ def _take_one_bucket(update: WeightBroadcast) -> None:
     store = TCPStore(update.host, update.port, is_master=False, timeout=timeout, wait_for_workers=False)
     group = _Group(update, 1, store, HOST, time.monotonic() + update.seconds)
     next(group.buckets(torch.empty(update.file.bytes, dtype=torch.uint8)))
+
+
+class FakeNccl:
+    """A group of GPUs that notes on which device it is given tensors, and moves nothing."""
+
+    Options = SimpleNamespace
+
+    def __init__(self, *how: object) -> None:
+        self.devices: list[str] = []
+
+    def broadcast(self, tensors: list[torch.Tensor], options: object) -> SimpleNamespace:
+        self.devices += [str(one.device) for one in tensors]
+        return SimpleNamespace(wait=lambda timeout: None)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_by_nccl_bytes_go_through_the_named_gpu_and_only_receivers_write_them(
+    monkeypatch: pytest.MonkeyPatch, big_file: WeightFile, rank: int
+) -> None:
+    """A tensor of `meta` has no numbers, so to copy it back is an error."""
+    from torch._C._distributed_c10d import HashStore
+
+    from loopwright.models.broadcast import _Group
+
+    monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", FakeNccl, raising=False)
+    update = WeightBroadcast(big_file, HOST, 1, "x", 2, BroadcastBackend.NCCL, 20.0, 1000)
+    group = _Group(update, rank, HashStore(), HOST, time.monotonic() + 20.0, "meta")
+    buckets = group.buckets(torch.zeros(2000, dtype=torch.uint8))
+    if rank == 0:
+        assert len(list(buckets)) == 2
+        assert group._group.devices == ["meta", "meta"]
+    else:
+        with pytest.raises(NotImplementedError, match="meta"):
+            next(buckets)
 
 
 def sending_threads() -> list[str]:

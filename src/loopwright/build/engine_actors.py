@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from loopwright.build import parts
 from loopwright.build.cluster import engine_role
+from loopwright.build.devices import engine_devices
 from loopwright.build.hosted_engine import hosted_engine, hosted_vllm, run_mark
 from loopwright.build.sampling import LocalSamplingParts
 from loopwright.build.servers import by_broadcast
@@ -79,7 +80,7 @@ def torch_actors(sampling: LocalSamplingParts, engine: TorchEngineConfig, actors
         max_batch=engine.max_batch,
         cache_tokens=engine.cache_tokens,
         native=engine.native,
-        device=parts.engine_device(sampling.config),
+        device=engine_devices(sampling.config)[0],
     )
     return [
         partial(torch_actor, actors, number, served, weights, sampling.capacity) for number in range(actors.role.count)

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from loopwright.build import parts
+from loopwright.build.devices import engine_devices
 from loopwright.build.engine_actors import engine_actors, torch_actors
 from loopwright.build.lease_holder import lease_holder
 from loopwright.build.sampling import LoadedSamplingParts, LocalSamplingParts
@@ -156,9 +157,8 @@ def _launches(
         case TorchEngineConfig() as engine:
             if (actors := engine_actors(sampling)) is not None:
                 return torch_actors(sampling, engine, actors)
-            command, count = _command(sampling, engine), engine.processes(sampling.config.trainer.kind)
-            capacity = sampling.capacity
-            return [partial(engine_process, command, env=env, log=folder.engine_log, capacity=capacity)] * count
+            start = partial(engine_process, env=env, log=folder.engine_log, capacity=sampling.capacity)
+            return [partial(start, _command(sampling, engine, device)) for device in engine_devices(sampling.config)]
         case LoopwrightEngineConfig() as engine:
             return _attached(sampling, engine, holder)
         case VllmEngineConfig() as engine:
@@ -186,7 +186,7 @@ def _sglang(
     return attached_launches(sampling, engine, holder, connect)
 
 
-def _command(sampling: LocalSamplingParts, engine: TorchEngineConfig) -> list[str]:
+def _command(sampling: LocalSamplingParts, engine: TorchEngineConfig, device: str) -> list[str]:
     model = sampling.config.model
     return engine_command(
         parts.model_source(sampling.loaded, model.path),
@@ -196,5 +196,5 @@ def _command(sampling: LocalSamplingParts, engine: TorchEngineConfig) -> list[st
         max_batch=engine.max_batch,
         cache_tokens=engine.cache_tokens,
         native=engine.native,
-        device=parts.engine_device(sampling.config),
+        device=device,
     )

@@ -13,7 +13,7 @@ import struct
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -81,11 +81,11 @@ async def hosted_rank(driver: str) -> AsyncIterator[HostedRank]:
     """Run a rank in this process, for the driver on the node `driver`."""
     from loopwright.cluster.node import node_address, this_node
 
-    # Both before torch is imported. gloo would listen at whatever address the name of this machine has.
+    # Both before torch is imported.
     wait_without_spinning(os.environ)
     address = node_address()
     if (interface := interface_of(address)) is not None:
-        os.environ["GLOO_SOCKET_IFNAME"] = interface
+        os.environ.update(bound_to(interface, os.environ))
     (calls_out, calls_in), (answers_out, answers_in) = os.pipe(), os.pipe()
     served = (os.fdopen(calls_out, "rb"), os.fdopen(answers_in, "wb"))
     # Imported before anything arrives here that needs the same modules: two threads would each see half of them.
@@ -106,6 +106,13 @@ def _rank_code() -> Callable[[BinaryIO, BinaryIO], None]:
     from loopwright.learn.ranks.serving import DriverPipe, serve_rank
 
     return lambda calls, answers: serve_rank(DriverPipe(calls, answers), open_rank)
+
+
+def bound_to(interface: str, env: Mapping[str, str]) -> dict[str, str]:
+    """The variables that bind a rank to a network interface. gloo would take whatever address the name of this machine
+    has, and NCCL the first interface that it likes. What the user tells NCCL in `env` stays."""
+    # NCCL takes a name for the beginning of names, unless it follows an equals sign.
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": env.get("NCCL_SOCKET_IFNAME", f"={interface}")}
 
 
 def interface_of(address: str) -> str | None:

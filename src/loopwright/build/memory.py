@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loopwright.build import parts
+from loopwright.build.devices import engine_devices, learner_device
 from loopwright.build.lora import adapted_model
 from loopwright.build.memory_parts import MemoryPart, MemoryPlan, ProcessMemory, When
 from loopwright.config import Loaded, TorchEngineConfig
@@ -42,7 +44,7 @@ def plan_memory(loaded: Loaded, cache: Path, tokens: int | None = None) -> Memor
     """The plan for conversations of `tokens` tokens, or of as many as the model's context has. Raises ModelError if
     there is no such model, or if it could not run."""
     config = loaded.config
-    device = planned_device(config.model.device, repeatable=config.trainer.deterministic)
+    device = planned_device(learner_device(config), repeatable=config.trainer.deterministic)
     with _shape(loaded, cache, device) as shape:
         longest = shape.loaded.max_context
     wanted = [own.sampling.max_new_tokens or config.rollout.max_new_tokens for own in config.task_sets]
@@ -75,9 +77,10 @@ class _Planner:
                 own += self._engine(self.device)
             yield ProcessMemory("the run", self.device, tuple(own))
         if apart and isinstance(engine, TorchEngineConfig):
-            device = planned_device(parts.engine_device(config))
-            needed = [*_base(device), *self._engine(device, count=apart)]
-            yield ProcessMemory("an engine", device, tuple(needed), count=apart, here=not engine.num_actors)
+            for wanted, count in Counter(engine_devices(config)).items():
+                device = planned_device(wanted)
+                needed = [*_base(device), *self._engine(device, count=apart)]
+                yield ProcessMemory("an engine", device, tuple(needed), count=count, here=not engine.num_actors)
         if apart:
             yield ProcessMemory("shared memory of all processes", CPU, (self._on_the_way(),))
 

@@ -119,11 +119,6 @@ def model_at(loaded: Loaded, path: str, cache: Path) -> LoadedModel:
     )
 
 
-def engine_device(config: RunConfig) -> str:
-    """The device of an engine in a process of its own, which finds out there what `auto` is."""
-    return config.rollout.engine.embedded.device or config.model.device
-
-
 def model_source(loaded: Loaded, path: str) -> str:
     """The source for `load_model`: the folder that `path` leads to, or else the name."""
     folder = model_folder(path, loaded.base)

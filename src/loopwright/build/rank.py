@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from loopwright.build.devices import learner_device
 from loopwright.build.lora import wanted_adapters
 from loopwright.build.parts import model_source
 from loopwright.build.recipe import make_rank_recipe, require_vocabulary
@@ -35,7 +36,7 @@ def open_rank(place: RankPlace, beat: Callable[[], None], stack: ExitStack) -> R
     setup: RankSetup = place.setup
     loaded, config = setup.loaded, setup.loaded.config
     configure(threads=setup.threads, deterministic=False)
-    device = device_of_rank(config.model.device, *((place.rank, place.ranks) if place.address is None else (0, 1)))
+    device = device_of_rank(learner_device(config), *((place.rank, place.ranks) if place.address is None else (0, 1)))
     mesh = stack.enter_context(meeting(place, device))
     sharding = Sharding(mesh, device, config.model.dtype, Communication())
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from loopwright.build.devices import server_gpus
 from loopwright.build.engine_actors import engine_actors, vllm_actors
 from loopwright.build.sampling import LocalSamplingParts
 from loopwright.build.servers import attached_launches, served_source
@@ -59,7 +60,9 @@ def vllm_launches(
     for number in range(count):
         state = folder.server_state(number)
         sweep(state)
-        one = replace(server, cores=cores_of(number, count, available), state=state)
+        gpus = server_gpus(sampling.config, engine.args, number, {**env, **engine.env})
+        cores = cores_of(number, count, available)
+        one = replace(server, cores=cores, state=state, env={**gpus, **engine.env})
         launches.append(partial(vllm_process, one, labels, env=env))
     return launches
 

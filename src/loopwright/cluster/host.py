@@ -24,7 +24,7 @@ from ray import cloudpickle
 
 from loopwright.cluster.answers import Answer, Ending, Returned, raised
 from loopwright.cluster.output import output_of_this_process
-from loopwright.core.environment import child_environment
+from loopwright.core.environment import computing_environment
 from loopwright.core.redaction import names_a_secret
 
 WATCH_SECONDS = 0.5
@@ -82,6 +82,7 @@ class Host:
 
         async def begin() -> None:
             _forget_secrets()
+            _hide_gpus()
             _hide_main()
             if memory is not None:
                 # The event loop may be busy with what takes the memory.
@@ -156,10 +157,17 @@ async def _guarded(work: Awaitable[Any]) -> Answer:
 def _forget_secrets() -> None:
     """Remove what this process has inherited and must not see (S3). The part gets its keys in the start call. Ray has
     read its token, and looks at its other variables again."""
-    kept = child_environment(os.environ)
+    kept = computing_environment(os.environ)
     for name in list(os.environ):
         if name not in kept and (names_a_secret(name) or not name.startswith("RAY_")):
             del os.environ[name]
+
+
+def _hide_gpus() -> None:
+    """Show no GPU to a process that has reserved none, before torch is imported. Ray would let it see all of them, and
+    each such process would take the first."""
+    if not ray.get_runtime_context().get_accelerator_ids().get("GPU"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def _hide_main() -> None:

@@ -189,7 +189,8 @@ def add_adapters(model: Any, shape: AdapterShape, base: str) -> ModelAdapters:
         bias="none",
     )
     try:
-        with torch.random.fork_rng():
+        # peft draws numbers that are replaced, on the CPU. By default the generators of all GPUs would be saved.
+        with torch.random.fork_rng(devices=[]):
             adapted = get_peft_model(model, config)
     except ValueError as error:
         raise ConfigError(f"peft cannot put adapters into this model: {error}", remedy=NAME_TARGETS) from error

@@ -24,6 +24,7 @@ from loopwright.models.weight_files import WRITE_AGAIN, file_tensors, mapped, ve
 from loopwright.types import BroadcastBackend, WeightBroadcast, WeightFile
 
 SENDER = 0
+GPU = "cuda:0"
 SLACK_SECONDS = 1.0
 """The group ends by itself when its time is over. It gets so much longer to say what went wrong."""
 ARRIVAL_SECONDS = 0.005
@@ -36,12 +37,16 @@ SEND_AGAIN = "nothing to do: the weights are sent again when the engine is back;
 class _Group:
     """The group of one update, as one of its members sees it. Making it waits for the others."""
 
-    def __init__(self, update: WeightBroadcast, rank: int, store: Store, interface: str, deadline: float) -> None:
+    def __init__(
+        self, update: WeightBroadcast, rank: int, store: Store, interface: str, deadline: float, device: str = GPU
+    ) -> None:
         self._update = update
         self._deadline = deadline
-        self._is_on_gpu = update.backend is BroadcastBackend.NCCL
+        self._sends = rank == SENDER
+        # A new thread would take the first GPU of the process, whatever the others compute on.
+        self._device = device if update.backend is BroadcastBackend.NCCL else None
         store = PrefixStore(update.name, store)
-        if self._is_on_gpu:
+        if self._device is not None:
             # NCCL needs a GPU: this has never run here. Its own watchdog would end the process when the group's time is
             # over, so that is long, and `wait` below ends the call instead.
             from torch.distributed import ProcessGroupNCCL
@@ -61,9 +66,10 @@ class _Group:
         options = BroadcastOptions()
         options.rootRank = SENDER
         for bucket in torch.split(data, self._update.bucket_bytes):
-            moved = bucket.cuda() if self._is_on_gpu else bucket
+            moved = bucket if self._device is None else bucket.to(self._device)
             self._group.broadcast([moved], options).wait(self._left())
-            if self._is_on_gpu:
+            # The sender's bytes are a mapping of the file: writing would make a copy of it in memory.
+            if self._device is not None and not self._sends:
                 bucket.copy_(moved)
             yield bucket
 
@@ -73,14 +79,23 @@ class _Group:
 
 class BroadcastSender:
     """Offers a weight file to `workers` receivers, at `host` and nowhere else. Each calls `receive_weights` with
-    `update`, and `send` gives them its bytes.
+    `update`, and `send` gives them its bytes. With NCCL they go through the GPU `device`.
 
     Making it opens a port. `send` blocks, and is for a thread of its own; `stop` may be called from any other.
     """
 
     def __init__(
-        self, file: WeightFile, host: str, *, workers: int, backend: BroadcastBackend, seconds: float, bucket_bytes: int
+        self,
+        file: WeightFile,
+        host: str,
+        *,
+        workers: int,
+        backend: BroadcastBackend,
+        seconds: float,
+        bucket_bytes: int,
+        device: str = GPU,
     ) -> None:
+        self._device = device
         self._deadline = time.monotonic() + seconds
         self._stopped = threading.Event()
         try:
@@ -122,7 +137,7 @@ class BroadcastSender:
             self._wait_for_receivers()
             if self._store is None or self._stopped.is_set():
                 return None
-            group = _Group(self.update, SENDER, self._store, self.update.host, self._deadline)
+            group = _Group(self.update, SENDER, self._store, self.update.host, self._deadline, self._device)
             for _ in group.buckets(self._data):
                 if self._stopped.is_set():
                     return None
@@ -148,8 +163,9 @@ class BroadcastSender:
                 return
 
 
-def receive_weights(update: WeightBroadcast, rank: int = 1) -> Mapping[str, torch.Tensor]:
-    """Receive a weight file as one of its receivers, verify it, and return its tensors. Takes `seconds` at most.
+def receive_weights(update: WeightBroadcast, rank: int = 1, device: str = GPU) -> Mapping[str, torch.Tensor]:
+    """Receive a weight file as one of its receivers, verify it, and return its tensors. Takes `seconds` at most. With
+    NCCL the bytes come through the GPU `device`.
 
     The thread is for the sake of this limit: a store that accepts a connection and says nothing holds its client for
     ever. Such a thread stays, and has no weights yet. No kernel of torch runs in it, so that tokens are sampled
@@ -160,7 +176,7 @@ def receive_weights(update: WeightBroadcast, rank: int = 1) -> Mapping[str, torc
 
     def receive() -> None:
         try:
-            results.put(_received(update, rank, deadline))
+            results.put(_received(update, rank, deadline, device))
         except (OSError, RuntimeError, ValueError) as error:
             # Without its traceback, which keeps the group: its end blocks whoever drops it until the deadline.
             results.put(_broken(update, error))
@@ -185,12 +201,12 @@ def own_address(host: str, port: int) -> str:
         return str(asking.getsockname()[0])
 
 
-def _received(update: WeightBroadcast, rank: int, deadline: float) -> Mapping[str, torch.Tensor]:
+def _received(update: WeightBroadcast, rank: int, deadline: float, device: str) -> Mapping[str, torch.Tensor]:
     # The sender's port is open before anybody is told of it. If it is not, the sender has given up.
     seconds = timedelta(seconds=min(update.seconds, CONNECT_SECONDS))
     store = TCPStore(update.host, update.port, is_master=False, timeout=seconds, wait_for_workers=False)
     store.set_timeout(_left(update, deadline))
-    group = _Group(update, rank, store, own_address(update.host, update.port), deadline)
+    group = _Group(update, rank, store, own_address(update.host, update.port), deadline, device)
     data = torch.empty(update.file.bytes, dtype=torch.uint8)
     checksum = 0
     for bucket in group.buckets(data):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from loopwright.core.together import call_off
 from loopwright.errors import EngineLostError, LoopwrightError
-from loopwright.models.broadcast import BroadcastSender
+from loopwright.models.broadcast import GPU, BroadcastSender
 from loopwright.ports import OnPart, StreamingEngine
 from loopwright.types import (
     IN_PLACE,
@@ -39,13 +39,14 @@ ANSWER_SECONDS = 5.0
 @dataclass(frozen=True, slots=True)
 class Broadcasting:
     """How weights are sent to one engine: from `host`, an address of this machine that the engine can reach, to all of
-    its `workers`. A transfer may take `seconds`."""
+    its `workers`. A transfer may take `seconds`. With NCCL it goes through the GPU `device` of this machine."""
 
     host: str
     workers: int = 1
     backend: BroadcastBackend = BroadcastBackend.GLOO
     seconds: float = SECONDS
     bucket_bytes: int = BUCKET_BYTES
+    device: str = GPU
 
 
 class BroadcastEngine:
@@ -126,6 +127,7 @@ async def _sending(file: WeightFile, how: Broadcasting) -> AsyncIterator[tuple[W
         backend=how.backend,
         seconds=how.seconds,
         bucket_bytes=how.bucket_bytes,
+        device=how.device,
     )
 
     def settle(error: Exception | None) -> None:

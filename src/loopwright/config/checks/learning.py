@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from loopwright.config.checks.idle import Idle
 from loopwright.config.checks.tasks import no_signal_places
-from loopwright.config.engines import VLLM_RANKS, VllmEngineConfig
+from loopwright.config.engines import VLLM_RANKS, TorchEngineConfig, VllmEngineConfig
 from loopwright.config.imports import is_object_name
 from loopwright.config.learner import ImportanceConfig, LossConfig, PassAtK, PythonLoss
 from loopwright.config.problems import KeyPath, Problem, dotted
@@ -56,6 +56,7 @@ IDLE = (
 
 def problems(config: RunConfig) -> Iterator[Problem]:
     yield from _devices(config)
+    yield from _engines_on_actors(config)
     yield from _ranks(config)
     yield from _batches(config)
     yield from _importance_bounds(config)
@@ -86,6 +87,19 @@ def _devices(config: RunConfig) -> Iterator[Problem]:
         )
 
 
+def _engines_on_actors(config: RunConfig) -> Iterator[Problem]:
+    engine = config.rollout.engine
+    if not isinstance(engine, TorchEngineConfig) or not engine.num_actors or engine.num_gpus_per_actor:
+        return
+    if (device := engine.device or config.model.device).startswith("cuda"):
+        yield Problem(
+            ("rollout", "engine", "num_gpus_per_actor"),
+            f"is 0, and the engine computes on {device}: an actor sees the GPUs that it reserves",
+            "set it to 1, or set rollout.engine.device: cpu",
+            also=(("rollout", "engine", "device") if engine.device else ("model", "device"),),
+        )
+
+
 def _ranks(config: RunConfig) -> Iterator[Problem]:
     learner, model, place = config.learner, config.model.device, ("learner", "ranks")
     if learner.ranks == 1:
@@ -106,12 +120,19 @@ def _ranks(config: RunConfig) -> Iterator[Problem]:
             "train",
             also=(("rollout", "engine", "num_engines"),),
         )
-    if learner.is_on_actors and model == "cuda" and not learner.num_gpus_per_rank:
+    if learner.is_on_actors and model.startswith("cuda") and not learner.num_gpus_per_rank:
         yield Problem(
             ("learner", "num_gpus_per_rank"),
-            "is 0, and model.device is cuda: an actor sees the GPUs that it reserves",
+            f"is 0, and model.device is {model}: an actor sees the GPUs that it reserves",
             "set it to 1",
             also=(("model", "device"),),
+        )
+    if learner.is_on_actors and learner.num_gpus_per_rank not in (0, 1):
+        yield Problem(
+            ("learner", "num_gpus_per_rank"),
+            f"is {learner.num_gpus_per_rank:g}: a rank computes on one GPU of its own, and NCCL refuses two ranks on "
+            "one",
+            "set it to 1, or to 0 for ranks on CPUs",
         )
     if model.startswith("cuda:"):
         yield Problem(

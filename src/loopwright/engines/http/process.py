@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from loopwright.config.extras import require
-from loopwright.core.environment import child_environment
+from loopwright.core.environment import computing_environment
 from loopwright.core.own_command import own_command
 from loopwright.engines.worker import Worker
 from loopwright.serve.child import child_process
@@ -53,7 +53,7 @@ async def engine_process(
     from loopwright.engines.http.client import HttpEngine
 
     key = new_key()
-    with_key = child_environment(env) | {KEY_VARIABLE: key}
+    with_key = computing_environment(env) | {KEY_VARIABLE: key}
     async with (
         child_process(command, env=with_key, log=log, ready_seconds=start_seconds) as child,
         HttpEngine.connect(f"http://127.0.0.1:{child.ready['port']}", key) as engine,

@@ -176,7 +176,7 @@ class TorchEngine:
             case WeightBroadcast():
                 from loopwright.models.broadcast import receive_weights
 
-                return await asyncio.to_thread(receive_weights, update)
+                return await asyncio.to_thread(receive_weights, update, device=str(self._model.device))
 
     async def probe(self, request: GenerateRequest) -> ProbeAnswer:
         self._check(request)

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from loopwright.errors import LoopwrightError, RemoteError, WeightsError
-from loopwright.learn.ranks.meeting import is_of_others
+from loopwright.learn.ranks.meeting import is_of_others, own_fault
 from loopwright.learn.ranks.messages import (
     RankBeat,
     RankCall,
@@ -158,7 +158,8 @@ def _told(pipe: DriverPipe, place: RankPlace) -> Iterator[Callable[[Any], None]]
         raise
     except Exception as error:
         words = "".join(traceback.format_exception_only(error)).strip()
-        pipe.send(RankFailed(words, None if is_of_others(error) else _raised(place.rank, words, error)))
+        told = None if is_of_others(error) else own_fault(error) or _raised(place.rank, words, error)
+        pipe.send(RankFailed(words, told))
         raise
 
 
