@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -129,6 +130,58 @@ def test_a_cpu_keeps_its_pages(tiny_llama_folder: Path) -> None:
     finished(batch, batch.submit(asking(1)))
     batch.rest()
     assert held(batch) > 0
+
+
+def in_groups(loaded: LoadedModel) -> EngineBatch:
+    """Groups of siblings. Some answers end early, and the others, of several groups, in the same step. Meanwhile rows
+    have moved, so those of the prompts are not in the order of those of the answers."""
+    batch = EngineBatch(loaded, max_batch=64, cache_tokens=500)
+    for group, length in enumerate((20, 24, 90, 20, 22)):
+        prompt = tuple(range(5 + group, 5 + group + length))
+        for member in range(3):
+            early = group == 0 or (group + member) % 3 == 0
+            tokens = 3 + 2 * group + member if early else 20
+            sampling = Sampling(max_new_tokens=tokens, seed=10 * group + member)
+            batch.submit(GenerateRequest(f"{group}.{member}", prompt, sampling))
+    return batch
+
+
+@pytest.mark.parametrize("device", [DEVICE, "cpu"])
+def test_groups_that_end_at_different_times_are_given_back(tiny_llama_folder: Path, gpu: Gpu, device: str) -> None:
+    """The last rows of an arena move into the places of those that are freed."""
+    loaded = load_model(str(tiny_llama_folder), cache=tiny_llama_folder, device=device, native=False)
+    batch = in_groups(loaded)
+    batch._gives_back = True
+    while not batch.idle:
+        batch.step()
+    assert held(batch) > 0
+    batch.rest()
+    assert held(batch) == 0
+
+
+async def test_a_rest_that_fails_ends_the_pause_and_every_request(
+    tiny_llama_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = load_model(str(tiny_llama_folder), cache=tiny_llama_folder)
+
+    def fail(batch: EngineBatch) -> None:
+        raise RuntimeError("nothing can be freed")
+
+    with ComputeThread() as compute:
+        async with TorchEngine(loaded, compute, max_batch=1) as engine:
+            calls = [asyncio.create_task(engine.generate(asking(0, tokens=200))) for _ in range(2)]
+            while not engine._batch.live:
+                await asyncio.sleep(0.001)
+            with monkeypatch.context() as broken:
+                broken.setattr(EngineBatch, "rest", fail)
+                async with asyncio.timeout(20):
+                    with pytest.raises(EngineError, match="nothing can be freed"):
+                        await engine.pause(PauseMode.DRAIN)
+                    drained, waited = await asyncio.gather(*calls, return_exceptions=True)
+            assert isinstance(drained, Generation)
+            assert isinstance(waited, EngineError)
+            await engine.resume()
+            assert len((await engine.generate(asking(0))).ids) == 9
 
 
 async def test_too_little_memory_says_which_setting_halves_it(tiny_llama_folder: Path) -> None:

@@ -155,6 +155,7 @@ class EngineBatch:
             beside.step()
         return ProbeAnswer(tuple(scored.tolist()), sequence.generation())
 
+    @torch.inference_mode()
     def rest(self) -> None:
         """Free memory that can be filled again quickly. To be called when no request is expected for a while.
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from loopwright.engines.torch.batch import EngineBatch, halving
 from loopwright.engines.torch.grammar import Grammars, GrammarState
@@ -38,6 +38,8 @@ from loopwright.types import (
     WeightFile,
     WeightUpdate,
 )
+
+T = TypeVar("T")
 
 SILENCE_SECONDS = 1.0
 """After this time, also report small batches of new tokens. Otherwise a slow model would seem to stand still."""
@@ -80,7 +82,7 @@ class TorchEngine:
         self._open = False
         self._step_is_due = False
         self._paused: PauseMode | None = None
-        self._waiting_for_quiet: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+        self._waiting_for_quiet: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._news: dict[asyncio.AbstractEventLoop, list[Callable[[], object]]] = {}
         self._expected = 0
         self._loads = 0
@@ -126,7 +128,7 @@ class TorchEngine:
 
     async def pause(self, mode: PauseMode = PauseMode.DRAIN) -> None:
         loop = asyncio.get_running_loop()
-        quiet = asyncio.Event()
+        quiet: asyncio.Future[None] = loop.create_future()
 
         def pause() -> None:
             self._paused = mode
@@ -136,7 +138,7 @@ class TorchEngine:
                 self._abort(lambda sequence: True)
 
         await self._do(pause)
-        await quiet.wait()
+        await quiet
 
     async def resume(self) -> None:
         def resume() -> None:
@@ -200,33 +202,35 @@ class TorchEngine:
             return
         if self._expected:
             self._batch.waiting.sort(key=lambda sequence: sequence.request.id)
-        try:
-            finished = self._batch.step(admit=self._paused is None)
-        except Exception as error:
-            # An error of torch (memory, numerics) affects every request of the batch. All of them fail and may be
-            # retried; the engine continues with an empty batch.
-            self._fail_all(self._failed(error))
-            return
-        for sequence in finished:
+        for sequence in self._batch.step(admit=self._paused is None):
             self._resolve(sequence, sequence.failure or sequence.generation())
         now = time.monotonic()
         for sequence, caller in self._listeners.items():
             self._tell(sequence, caller, now)
-        self._look_round()
 
     def _look_round(self) -> None:
         """Called after every change: schedule a step if one is due, notice when a pause is complete, and report."""
         if not self._step_is_due and self._may_step():
             self._step_is_due = True
-            self._compute.post(self._step)
+            self._compute.post(self._job(self._step))
         # If there is no pause any more, a resume came first, and there is nothing to wait for either.
         draining = self._paused is PauseMode.DRAIN and self._batch.live
         if not draining and self._waiting_for_quiet:
-            self._batch.rest()
-            for loop, quiet in self._waiting_for_quiet:
-                self._announce(loop, quiet.set)
-            self._waiting_for_quiet.clear()
+            self._rest()
         self._hand_over()
+
+    def _rest(self) -> None:
+        """Free memory, and end the pauses that wait for quiet. If that fails, they end with the error, because whoever
+        has paused would compute in memory that was not freed."""
+        failure = None
+        try:
+            self._batch.rest()
+        except Exception as error:
+            failure = self._failed(error)
+            self._forget_all(failure)
+        waiting, self._waiting_for_quiet = self._waiting_for_quiet, []
+        for loop, quiet in waiting:
+            self._announce(loop, partial(_end, quiet, failure))
 
     def _may_step(self) -> bool:
         batch = self._batch
@@ -273,24 +277,20 @@ class TorchEngine:
         self._announce(caller.loop, partial(caller.on_part, part))
 
     def _fail_all(self, error: EngineError) -> None:
+        self._forget_all(error)
+        self._look_round()
+
+    def _forget_all(self, error: EngineError) -> None:
         self._batch.reset()
         for sequence in list(self._callers):
             self._resolve(sequence, error)
-        self._look_round()
 
     def _resolve(self, sequence: Sequence, result: Generation | EngineError) -> None:
         self._listeners.pop(sequence, None)
         self._settle(self._callers.pop(sequence), result)
 
     def _settle(self, caller: _Caller, result: Generation | EngineError) -> None:
-        def settle() -> None:
-            if not caller.future.done():
-                if isinstance(result, EngineError):
-                    caller.future.set_exception(result)
-                else:
-                    caller.future.set_result(result)
-
-        self._announce(caller.loop, settle)
+        self._announce(caller.loop, partial(_end, caller.future, result))
 
     def _announce(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
         self._news.setdefault(loop, []).append(callback)
@@ -343,6 +343,8 @@ class TorchEngine:
             try:
                 command()
             except Exception as error:
+                # An error of torch (memory, numerics) affects every request of the batch. All of them fail and may be
+                # retried; the engine continues with an empty batch.
                 self._fail_all(self._failed(error))
             else:
                 self._look_round()
@@ -377,6 +379,16 @@ class TorchEngine:
 
 def _closed() -> EngineError:
     return EngineError("the engine was closed", remedy="keep `async with engine` open while generating")
+
+
+def _end(future: asyncio.Future[T], result: T | EngineError) -> None:
+    """End a future, unless its caller has gone."""
+    if future.done():
+        return
+    if isinstance(result, EngineError):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
 
 
 def _schedule(loop: asyncio.AbstractEventLoop, callbacks: list[Callable[[], object]]) -> None:
