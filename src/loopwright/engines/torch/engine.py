@@ -8,6 +8,7 @@ Results are delivered to the event loop of the caller.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -20,10 +21,10 @@ from loopwright.engines.torch.batch import EngineBatch, halving
 from loopwright.engines.torch.grammar import Grammars, GrammarState
 from loopwright.engines.torch.sequence import Sequence
 from loopwright.engines.torch.weights import EngineWeights
-from loopwright.errors import EngineError, UnanswerableError, WeightsError
+from loopwright.errors import EngineError, EngineLostError, UnanswerableError, WeightsError
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
-from loopwright.models.memory import is_out_of_memory
+from loopwright.models.memory import is_device_broken, is_out_of_memory
 from loopwright.models.weight_files import WeightBytes, checked_weights, read_weights
 from loopwright.ports import OnPart
 from loopwright.types import (
@@ -40,6 +41,8 @@ from loopwright.types import (
 )
 
 T = TypeVar("T")
+
+log = logging.getLogger("loopwright")
 
 SILENCE_SECONDS = 1.0
 """After this time, also report small batches of new tokens. Otherwise a slow model would seem to stand still."""
@@ -59,7 +62,8 @@ class _Caller:
 
 class TorchEngine:
     """Generation in this process, with the parameters of `loaded` themselves, so a colocated learner's weight update
-    copies nothing. Leaving `async with` fails all requests that are still running."""
+    copies nothing. Leaving `async with` fails all requests that are still running. If the device breaks, every later
+    call is an EngineLostError."""
 
     def __init__(
         self,
@@ -86,6 +90,8 @@ class TorchEngine:
         self._news: dict[asyncio.AbstractEventLoop, list[Callable[[], object]]] = {}
         self._expected = 0
         self._loads = 0
+        self._lost: EngineLostError | None = None
+        self._watching: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
 
     async def __aenter__(self) -> Self:
         self._open = True
@@ -101,6 +107,16 @@ class TorchEngine:
     @property
     def version(self) -> int:
         return self._batch.version
+
+    async def died(self) -> EngineLostError:
+        """Wait until the device is broken. Those who wait hear of it before the callers do."""
+        loop = asyncio.get_running_loop()
+        broke: asyncio.Future[None] = loop.create_future()
+        # Before it is asked whether it is broken, because it breaks in another thread.
+        self._watching.append((loop, broke))
+        while self._lost is None:
+            await broke
+        return self._lost
 
     async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
         self._check(request)
@@ -234,6 +250,8 @@ class TorchEngine:
 
     def _may_step(self) -> bool:
         batch = self._batch
+        if self._lost is not None:
+            return False
         if self._paused is not None:
             return self._paused is PauseMode.DRAIN and bool(batch.live)
         return not batch.idle and len(batch.live) + len(batch.waiting) >= self._expected
@@ -250,8 +268,8 @@ class TorchEngine:
                 self._callers[sequence] = caller
                 if caller.on_part is not None:
                     self._listeners[sequence] = caller
-        if not self._open:
-            self._fail_all(_closed())
+        if (why := self._lost or (None if self._open else _closed())) is not None:
+            self._fail_all(why)
 
     def _forget(self, caller: _Caller) -> None:
         for sequence in [s for s, c in self._callers.items() if c is caller]:
@@ -354,6 +372,8 @@ class TorchEngine:
     def _failed(self, error: Exception) -> EngineError:
         if isinstance(error, EngineError):
             return error
+        if is_device_broken(error):
+            return self._lose(error)
         if is_out_of_memory(error):
             return EngineError(
                 f"the engine is out of memory on {self._batch.room}: {error}",
@@ -364,7 +384,25 @@ class TorchEngine:
             remedy="if memory ran out, lower rollout.engine.max_batch or cache_tokens, or rollout.max_new_tokens",
         )
 
+    def _lose(self, error: Exception) -> EngineLostError:
+        """The device can compute nothing more: fail all requests, and every later call. In any thread."""
+        if self._lost is None:
+            why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            self._lost = EngineLostError(
+                f"the engine can compute nothing more on {self._model.device}: {why}",
+                remedy="start the command again: only a new process can use the device, and a run goes on from its "
+                "last checkpoint; if that happens again, `dmesg` may show what the driver says of the GPU",
+            )
+            log.error("%s", self._lost.message, exc_info=error)
+            for loop, future in self._watching:
+                with suppress(RuntimeError):
+                    loop.call_soon_threadsafe(_end, future, None)
+            self._compute.post(partial(self._fail_all, self._lost))
+        return self._lost
+
     def _require_open(self) -> None:
+        if self._lost is not None:
+            raise self._lost
         if not self._open:
             raise EngineError("the engine is not running", remedy="use it inside `async with TorchEngine(...)`")
 
