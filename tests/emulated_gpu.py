@@ -2,13 +2,14 @@
 computed on that.
 
 It proves where tensors are, not CUDA's kernels, streams or speed: an operation that gets tensors of both devices is an
-error, as it is on a GPU. Its memory is counted, and can be limited. `NoDeviceForgotten` refuses factory calls that
-name no device, which make a tensor on the CPU.
+error, as it is on a GPU, and so is changing a tensor that was made in inference mode outside of that mode. Its memory
+is counted, and can be limited. `NoDeviceForgotten` refuses factory calls that name no device, which make a tensor on
+the CPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -57,9 +58,11 @@ class MixedDevicesError(Exception):
 
 
 class OnGpu(torch.Tensor):
-    """A tensor of the device. Its numbers are in `held`, on the CPU."""
+    """A tensor of the device. Its numbers are in `held`, on the CPU. `made_in_inference`: its memory was allocated in
+    inference mode. torch forgets that for what a mode like `Gpu` returns."""
 
     held: torch.Tensor
+    made_in_inference: bool = False
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> OnGpu:
@@ -130,6 +133,10 @@ class Gpu(LiveMemory):
             others = [x for x in tensors if not isinstance(x, OnGpu) and x.dim() > 0]
             if others:
                 raise MixedDevicesError(f"{func} got tensors of {DEVICE} and of {others[0].device}")
+        if not torch.is_inference_mode_enabled() and any(
+            x.made_in_inference for x in _written(func, args, kwargs or {})
+        ):
+            raise RuntimeError(f"{func}: Inplace update to inference tensor outside InferenceMode is not allowed.")
         inner_args, inner_kwargs = tree_map(_inner, (list(args), dict(kwargs or {})))
         result = func(*inner_args, **inner_kwargs)
         # What an operation changes in place, or returns as it was, stays the same tensor on its device.
@@ -140,20 +147,31 @@ class Gpu(LiveMemory):
             if same is not None and isinstance(same, OnGpu) is makes:
                 return same
             moved = x.clone() if same is not None else x
-            return self._made(moved) if makes else moved
+            return self._made(moved, here) if makes else moved
 
         self.operations += makes
         return tree_map_only(torch.Tensor, placed, result)
 
-    def _made(self, inner: torch.Tensor) -> OnGpu:
+    def _made(self, inner: torch.Tensor, arguments: Sequence[OnGpu]) -> OnGpu:
         self.count(inner)
-        return OnGpu(inner)
+        made, storage = OnGpu(inner), inner.untyped_storage()._cdata
+        viewed = next((x for x in arguments if x.held.untyped_storage()._cdata == storage), None)
+        made.made_in_inference = torch.is_inference_mode_enabled() if viewed is None else viewed.made_in_inference
+        return made
 
     def count(self, tensor: torch.Tensor) -> None:
         size = 0 if self.counts(tensor) else tensor.untyped_storage().nbytes()
         if self.limit is not None and self.used + size > self.limit:
             raise torch.OutOfMemoryError(f"Tried to allocate {size} bytes; {self.used} are in use")
         super().count(tensor)
+
+
+def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[OnGpu]:
+    """The arguments that an operation changes."""
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[place] if place < len(args) else kwargs.get(argument.name)
+            yield from (x for x in tree_leaves(given) if isinstance(x, OnGpu))
 
 
 def _inner(x: Any) -> Any:

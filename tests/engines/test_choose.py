@@ -15,6 +15,7 @@ from loopwright.engines.torch.choose import AHEAD, Chooser, uniforms
 from loopwright.errors import EngineError
 from loopwright.types import Sampling
 
+HERE = torch.device("cpu")
 GRID = 512
 LOGITS = torch.tensor([0.3, -1.0, 2.0, -float("inf"), 0.9, 1.4, -float("inf")])
 
@@ -22,7 +23,7 @@ LOGITS = torch.tensor([0.3, -1.0, 2.0, -float("inf"), 0.9, 1.4, -float("inf")])
 def choose(
     logits: torch.Tensor, samplings: Sequence[Sampling], positions: Sequence[int]
 ) -> tuple[list[int], list[float]]:
-    return Chooser(samplings, positions).choose(logits)
+    return Chooser(samplings, positions, HERE).choose(logits)
 
 
 def drawn_over_the_unit_interval(
@@ -149,7 +150,7 @@ def test_random_numbers_of_later_tokens_are_those_of_their_positions() -> None:
     """A chooser makes them ahead; somebody who joins later must draw the same."""
     logits = torch.stack([logits_of(1), logits_of(2)])
     samplings, start = [Sampling(seed=7), Sampling(seed=8, temperature=0.7)], [5, 40]
-    chooser = Chooser(samplings, start)
+    chooser = Chooser(samplings, start, HERE)
     for i in range(2 * AHEAD + 3):
         assert chooser.choose(logits) == choose(logits, samplings, [p + i for p in start])
 
@@ -158,7 +159,7 @@ def test_random_numbers_of_later_tokens_are_those_of_their_positions() -> None:
 def test_those_who_stay_choose_as_before(before: int) -> None:
     samplings, start = [Sampling(seed=7), Sampling(seed=8, temperature=0.7), Sampling(temperature=0.0)], [5, 40, 9]
     logits = torch.stack([logits_of(1), logits_of(2), logits_of(3)])
-    chooser = Chooser(samplings, start)
+    chooser = Chooser(samplings, start, HERE)
     for _ in range(before):
         chooser.choose(logits)
     stay = [2, 0]

@@ -37,6 +37,7 @@ from loopwright.types import (
     Sampling,
 )
 
+HERE = torch.device("cpu")
 PROMPT = tuple(range(3, 20))
 OTHER = (9, 8, 7, 30, 31)
 STOP = 2
@@ -140,7 +141,7 @@ def _choices(request: GenerateRequest, said: Generation, grammars: Grammars, loa
     assert request.constraint is not None
     state, counts = grammars.state(request, request.constraint), []
     for token in said.ids:
-        legal = Legal([(0, state)], loaded.model.config.vocab_size)
+        legal = Legal([(0, state)], loaded.model.config.vocab_size, HERE)
         assert bool(legal.allowed[0, token])
         counts += legal.counts
         state.read(token)
@@ -328,10 +329,10 @@ def test_a_token_that_the_model_never_chooses_has_a_finite_logprob(loaded: Loade
     vocabulary = loaded.model.config.vocab_size
     request = ask("r", Constraint(GrammarKind.LARK, 'start: "{"'))
     assert request.constraint is not None
-    legal = Legal([(0, grammars.state(request, request.constraint))], vocabulary)
+    legal = Legal([(0, grammars.state(request, request.constraint))], vocabulary, HERE)
     logits = torch.zeros(1, vocabulary)
     logits[0, loaded.tokenizer.encode("{")[0]] = -500.0
-    ids, logprobs = Chooser([request.sampling], [0]).choose(logits, legal)
+    ids, logprobs = Chooser([request.sampling], [0], HERE).choose(logits, legal)
     assert ids == loaded.tokenizer.encode("{")
     assert logprobs == pytest.approx([-500 - float(torch.tensor(vocabulary - 1.0).log())])
 
@@ -344,7 +345,7 @@ def test_several_end_tokens_are_one_choice(loaded: LoadedModel, grammars: Gramma
     assert request.constraint is not None
     state = grammars.state(request, request.constraint)
     state.read(loaded.tokenizer.encode("{")[0])
-    legal = Legal([(0, state)], vocabulary)
+    legal = Legal([(0, state)], vocabulary, HERE)
     assert int(legal.allowed.sum()) == 2
     assert legal.counts == [1]
 

@@ -11,7 +11,7 @@ import torch
 from loopwright.errors import ConfigError
 from loopwright.models.device import SeenGpus, chosen_device
 from loopwright.models.gpus import UNKNOWN, machine_gpus
-from loopwright.models.memory import is_out_of_memory, memory_of
+from loopwright.models.memory import is_device_broken, is_out_of_memory, memory_of
 
 NONE = SeenGpus(build=None, usable=0, in_machine=0)
 CPU_BUILD = SeenGpus(build=None, usable=0, in_machine=1)
@@ -94,4 +94,13 @@ def test_errors_that_say_that_memory_ran_out() -> None:
     ):
         assert is_out_of_memory(torch.distributed.DistBackendError(words))
     assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert is_out_of_memory(torch.AcceleratorError("CUDA error: out of memory"))
     assert "GiB free now" in memory_of(torch.device("cpu"))
+
+
+def test_errors_that_say_that_the_device_is_broken() -> None:
+    illegal = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+    assert is_device_broken(illegal)
+    assert not is_out_of_memory(illegal)
+    assert not is_device_broken(torch.AcceleratorError("CUDA error: out of memory"))
+    assert not is_device_broken(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))

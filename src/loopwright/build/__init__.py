@@ -22,7 +22,7 @@ if typing.TYPE_CHECKING:
     from loopwright.build.replay import replay_step
     from loopwright.build.run import open_run
     from loopwright.build.running import Run, RunOpening
-    from loopwright.build.serving import ServedModel, serve_engine
+    from loopwright.build.serving import ServedModel, end_process, serve_engine
 
 __all__ = [
     "ChatModel",
@@ -35,6 +35,7 @@ __all__ = [
     "RunOpening",
     "ServedModel",
     "WorkerPlace",
+    "end_process",
     "evaluate_weights",
     "export_model",
     "open_chat",
@@ -64,7 +65,7 @@ _MODULES = {
     "replay": ("replay_step",),
     "run": ("open_run",),
     "running": ("Run", "RunOpening"),
-    "serving": ("ServedModel", "serve_engine"),
+    "serving": ("ServedModel", "end_process", "serve_engine"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -30,6 +30,7 @@ from loopwright.engines.pool import Prove, unproven
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.engines.version_labels import VersionLabels
 from loopwright.engines.worker import Launch, embedded
+from loopwright.errors import BudgetError
 from loopwright.ports import Learner, Storage, StreamingEngine, WeightPublisher
 from loopwright.runs.run_folder import RunFolder
 from loopwright.serve.lease import LeaseHolder
@@ -101,7 +102,9 @@ async def embedded_engine(
     async with (
         sampling.embedded_engine(version) as engine,
         RolloutController.open(
-            [embedded(engine, sampling.capacity)], prove=followed.prove, tell=followed.saw_span
+            [embedded(engine, sampling.capacity, partial(end_of_embedded, engine))],
+            prove=followed.prove,
+            tell=followed.saw_span,
         ) as controller,
     ):
 
@@ -113,6 +116,12 @@ async def embedded_engine(
             return MergedAdapters(learner, controller, sampling.model, adapted.base, proof)
 
         yield Engines(controller, follow, engine, share_weights=adapted is None)
+
+
+async def end_of_embedded(engine: TorchEngine) -> str:
+    """Wait until the engine's device breaks. It is the learner's too, so only a new process can go on."""
+    lost = await engine.died()
+    raise BudgetError(lost.message, remedy=lost.remedy)
 
 
 @asynccontextmanager

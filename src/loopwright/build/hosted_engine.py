@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loopwright.build.serving import ServedModel, engine_server
+from loopwright.build.serving import ServedModel, end_process, engine_server
 from loopwright.engines.http.process import START_SECONDS
 from loopwright.errors import EngineLostError
 from loopwright.models.openmp import wait_without_spinning
@@ -60,7 +60,7 @@ async def hosted_engine(
     async with AsyncExitStack() as stack:
         try:
             async with asyncio.timeout(start_seconds):
-                serving = engine_server(served, host=host, port=0, key=key)
+                serving = engine_server(served, host=host, port=0, key=key, on_loss=end_process)
                 engine, port = await stack.enter_async_context(serving)
         except TimeoutError:
             raise EngineLostError(

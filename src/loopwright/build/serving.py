@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loopwright.core.redaction import Redactor
+from loopwright.errors import EngineLostError
 from loopwright.track.redacting import redacting
 
 if TYPE_CHECKING:
     from loopwright.engines.torch.engine import TorchEngine
     from loopwright.models.load import LoadedModel
+
+log = logging.getLogger("loopwright")
+
+EXIT_CODE = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +69,42 @@ async def opened_engine(served: ServedModel) -> AsyncIterator[tuple[TorchEngine,
         yield await stack.enter_async_context(engine), loaded
 
 
+def stay(lost: EngineLostError) -> None:
+    """For a process that does more than serve an engine: calls of a lost engine say what is wrong."""
+
+
+def end_process(lost: EngineLostError) -> None:
+    """For a process that only serves an engine: another one can be started in its place.
+
+    It ends at once, before a call is answered. An answer that breaks off goes on from its tokens, and an error would
+    be the end of it. Nothing on a broken device can be closed in order."""
+    log.critical("the process ends: %s", lost.message)
+    os._exit(EXIT_CODE)
+
+
 @asynccontextmanager
-async def serve_engine(served: ServedModel, *, host: str, port: int, key: str | None) -> AsyncIterator[int]:
-    """Serve the embedded engine, and give the port. The weights have version 0 until others are loaded."""
-    async with engine_server(served, host=host, port=port, key=key) as (_, bound):
+async def serve_engine(
+    served: ServedModel,
+    *,
+    host: str,
+    port: int,
+    key: str | None,
+    on_loss: Callable[[EngineLostError], object] = stay,
+) -> AsyncIterator[int]:
+    """Serve the embedded engine, and give the port. The weights have version 0 until others are loaded. `on_loss` is
+    called if its device breaks."""
+    async with engine_server(served, host=host, port=port, key=key, on_loss=on_loss) as (_, bound):
         yield bound
 
 
 @asynccontextmanager
 async def engine_server(
-    served: ServedModel, *, host: str, port: int, key: str | None
+    served: ServedModel,
+    *,
+    host: str,
+    port: int,
+    key: str | None,
+    on_loss: Callable[[EngineLostError], object] = stay,
 ) -> AsyncIterator[tuple[TorchEngine, int]]:
     """The same, and the engine itself."""
     from loopwright.engines.http.model_card import ModelCard
@@ -81,5 +115,13 @@ async def engine_server(
     with redacting(Redactor((key or "",))):
         async with opened_engine(served) as (engine, loaded):
             card = ModelCard(served.found, loaded.max_context)
-            async with listening(engine_app(engine, card=card), host=host, port=port, key=key) as bound:
-                yield engine, bound
+
+            async def watch() -> None:
+                on_loss(await engine.died())
+
+            watching = asyncio.create_task(watch(), name="device of the engine")
+            try:
+                async with listening(engine_app(engine, card=card), host=host, port=port, key=key) as bound:
+                    yield engine, bound
+            finally:
+                watching.cancel()

@@ -76,12 +76,12 @@ def _key(file: Path | None) -> str | None:
 
 
 async def _serve(served: ServedModel, host: str, port: int, key: str | None) -> None:
-    from loopwright.build import serve_engine
+    from loopwright.build import end_process, serve_engine
 
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with serve_engine(served, host=host, port=port, key=key) as bound:
+    async with serve_engine(served, host=host, port=port, key=key, on_loss=end_process) as bound:
         typer.echo(json.dumps({"host": host, "port": bound, "pid": os.getpid()}))
         # From now on, what libraries print to standard output must not reach the reader of our line.
         sys.stdout.flush()

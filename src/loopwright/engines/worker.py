@@ -26,16 +26,21 @@ Launch = Callable[[], AbstractAsyncContextManager[Worker]]
 cannot start."""
 
 
-def embedded(engine: StreamingEngine, capacity: EngineCapacity = UNKNOWN_CAPACITY) -> Launch:
-    """A worker in this process. It ends with the process."""
+async def never() -> str:
+    forever: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    return await forever
+
+
+def embedded(
+    engine: StreamingEngine,
+    capacity: EngineCapacity = UNKNOWN_CAPACITY,
+    died: Callable[[], Awaitable[str]] = never,
+) -> Launch:
+    """A worker in this process. It ends with the process. It cannot be started again: if it can end before, `died`
+    raises the error that ends its pool."""
 
     @asynccontextmanager
     async def launch() -> AsyncIterator[Worker]:
-        yield Worker(engine, _never, capacity)
+        yield Worker(engine, died, capacity)
 
     return launch
-
-
-async def _never() -> str:
-    forever: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    return await forever

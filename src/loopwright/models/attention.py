@@ -42,7 +42,24 @@ def masked_attention(
     if on_flash(query, value):
         output: torch.Tensor = flash(query, key, value, 0.0, False, attn_mask=bias, scale=scaling)[0]
         return output
-    return scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scaling, enable_gqa=True)
+    return fused_attention(query, key, value, scaling, bias)
+
+
+def fused_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """torch's own attention, with `bias` added to the scores, or causal without one.
+
+    On a GPU, keys and values are repeated for each query head. For grouped heads torch has only the kernel that holds
+    all scores, if there is a mask or the numbers are float32. For repeated ones it has kernels whose memory does not
+    grow with the square of the prompt."""
+    is_on_cpu = query.device.type == "cpu"
+    if not is_on_cpu:
+        group = query.shape[1] // key.shape[1]
+        key, value = (x.repeat_interleave(group, dim=1) for x in (key, value)) if group > 1 else (key, value)
+    return scaled_dot_product_attention(
+        query, key, value, attn_mask=bias, is_causal=bias is None, scale=scaling, enable_gqa=is_on_cpu
+    )
 
 
 class AttentionPlan(Protocol):

@@ -1,4 +1,5 @@
-"""How much memory there is and how much of it is in use, and which errors say that it ran out."""
+"""How much memory there is and how much of it is in use, and which errors say that it ran out, or that the device is
+broken."""
 
 from __future__ import annotations
 
@@ -16,9 +17,18 @@ of their own, and all are RuntimeErrors."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, torch.AcceleratorError):
+        # CUDA's own, where torch's allocator was not asked.
+        return "out of memory" in str(error)
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and any(words in str(error) for words in WORDS)
     )
+
+
+def is_device_broken(error: BaseException) -> bool:
+    """Whether this process can compute nothing more on its device. After an illegal access, for example, every later
+    call to CUDA fails."""
+    return isinstance(error, torch.AcceleratorError) and not is_out_of_memory(error)
 
 
 def memory_of(device: torch.device) -> str:

@@ -9,9 +9,8 @@ from itertools import groupby
 from typing import Protocol
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
-from loopwright.models.attention import BLOCKED, masked_attention
+from loopwright.models.attention import BLOCKED, fused_attention, masked_attention
 
 
 class Context(Protocol):
@@ -100,8 +99,9 @@ def _causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float, w
     """Causal attention in which the last query is aligned with the last key."""
     queries, keys = q.shape[2], k.shape[2]
     if queries == keys and (window is None or window >= keys):
-        return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=True)
-    behind = torch.arange(keys - queries, keys, device=q.device)[:, None] - torch.arange(keys, device=q.device)
-    seen = behind >= 0 if window is None else (behind >= 0) & (behind < window)
+        return fused_attention(q, k, v, scaling)
+    at, place = torch.arange(keys - queries, keys, device=q.device)[:, None], torch.arange(keys, device=q.device)
+    # No matrix of differences: for a long prompt, its integers would take more memory than the mask.
+    seen = place <= at if window is None else (place <= at) & (place > at - window)
     bias = torch.zeros(seen.shape, dtype=q.dtype, device=q.device).masked_fill_(~seen, BLOCKED)
     return masked_attention(q, k, v, bias, scaling)

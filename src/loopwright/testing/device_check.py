@@ -39,6 +39,8 @@ HALF_LOGPROB = 0.05
 """How much the logprobs of bfloat16 may differ from those of float32, on average over a probe's tokens."""
 STEPS = 20
 PROBE = tuple(range(5, 25))
+PROMPTS, SIBLINGS = (20, 24, 200, 20, 22), 3
+"""How long the prompts of the engine's groups are, and how many answers each gets."""
 LENGTHS = (2048, 4096, 8192)
 LINEAR = 0.2
 """How much the memory per token of a row may grow between the shortest and the longest of `LENGTHS`."""
@@ -105,10 +107,14 @@ class DeviceCheck:
 
     async def _engine(self, dtype: str, allowed: float) -> Checked:
         loaded = self.load(dtype=dtype)
-        learner, prompt = _learner(loaded), tuple(range(5, 45))
-        generation = sampled(EngineBatch(loaded, max_batch=4), prompt)
-        again = (await learner.logprobs((*prompt, *generation.ids)))[len(prompt) - 1 :]
-        apart = _mean_apart(generation.logprobs, again)
+        learner, batch = _learner(loaded), EngineBatch(loaded, max_batch=len(PROMPTS) * SIBLINGS)
+        told, again = list[float](), list[float]()
+        for request, generation in sampled(batch):
+            prompt = request.prompt_ids
+            told += generation.logprobs
+            again += (await learner.logprobs((*prompt, *generation.ids)))[len(prompt) - 1 :]
+        batch.rest()
+        apart = _mean_apart(told, again)
         found = f"{apart:.1e} per token (at most {allowed:g})"
         return Checked(f"engine against learner in {dtype}", found, apart <= allowed)
 
@@ -135,9 +141,9 @@ class DeviceCheck:
         return Checked("memory against row length", found, growth <= LINEAR)
 
     def _given_back(self) -> Checked:
-        batch = EngineBatch(self.load(), max_batch=4, cache_tokens=4096)
+        batch = EngineBatch(self.load(), max_batch=len(PROMPTS) * SIBLINGS, cache_tokens=4096)
         before = torch.cuda.memory_allocated(self.device)
-        sampled(batch, tuple(range(5, 405)))
+        sampled(batch)
         held = torch.cuda.memory_allocated(self.device) - before
         batch.rest()
         left = torch.cuda.memory_allocated(self.device) - before
@@ -156,11 +162,23 @@ async def half_against_full(full: LoadedModel, half: LoadedModel, steps: int = S
     return _mean_apart(*found)
 
 
-def sampled(batch: EngineBatch, prompt: tuple[int, ...], tokens: int = 40) -> Generation:
-    sequence = batch.submit(GenerateRequest("check", prompt, Sampling(max_new_tokens=tokens, seed=1)))
-    while sequence.finish is None:
+def sampled(batch: EngineBatch) -> list[tuple[GenerateRequest, Generation]]:
+    """Groups of answers, some of which end early. The last ones of all groups end in the same step, as before a pause:
+    by then rows have moved."""
+    requests = [
+        GenerateRequest(f"{group}.{member}", tuple(range(5 + group, 5 + group + length)), _sampling(group, member))
+        for group, length in enumerate(PROMPTS)
+        for member in range(SIBLINGS)
+    ]
+    sequences = [batch.submit(request) for request in requests]
+    while not batch.idle:
         batch.step()
-    return sequence.generation()
+    return [(request, sequence.generation()) for request, sequence in zip(requests, sequences, strict=True)]
+
+
+def _sampling(group: int, member: int) -> Sampling:
+    is_early = not group or (group + member) % SIBLINGS == 0
+    return Sampling(max_new_tokens=3 + 2 * group + member if is_early else 20, seed=10 * group + member)
 
 
 def _groups(loaded: LoadedModel) -> list[Group]:

@@ -8,9 +8,6 @@ Requests join and leave at every step. Each token is stamped with the version of
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
-
 import torch
 
 from loopwright.engines.torch.forward import Forward
@@ -41,13 +38,13 @@ class EngineBatch:
         self.waiting: list[Sequence] = []
         self.live: list[Sequence] = []
         device: torch.device = loaded.model.device
-        # On an accelerator, make it the default device for new tensors. On a CPU this context would only cost time.
-        self._device: AbstractContextManager[Any] = nullcontext() if device.type == CPU else device
+        # Named wherever a tensor is made. As the default of a context, every call of torch would pass through Python.
+        self._device = device
         self._max_batch = max_batch
         self._cache_tokens = cache_tokens
         self._max_context = loaded.max_context
         self._stopping = Stopping(loaded.tokenizer)
-        self._next_token = NextToken(self._stopping)
+        self._next_token = NextToken(self._stopping, device)
         self._prefixes: dict[tuple[int, ...], Prefix] = {}
         self._ended: list[Sequence] = []
         """The requests that were the last to end before the batch became idle. They keep their rows until the next
@@ -110,7 +107,7 @@ class EngineBatch:
         """Forget all requests and the whole cache."""
         self.waiting, self.live, self._ended = [], [], []
         self._prefixes = {}
-        self._next_token = NextToken(self._stopping)
+        self._next_token = NextToken(self._stopping, self._device)
         self._forward.forget()
 
     @torch.inference_mode()
@@ -121,10 +118,9 @@ class EngineBatch:
         self.live += joined
         starting = [s for s in joined if s.limit > 0]
         wanted = {id(s.prefix): s.prefix for s in starting if s.prefix.logits is None}
-        with self._device:
-            ordered, logits = self._forward.advance(going_on, wanted.values())
-            first = [s.prefix.logits for s in starting if s.prefix.logits is not None]
-            self._sample([*ordered, *starting], [*([logits] if ordered else []), *(x[None] for x in first)])
+        ordered, logits = self._forward.advance(going_on, wanted.values())
+        first = [s.prefix.logits for s in starting if s.prefix.logits is not None]
+        self._sample([*ordered, *starting], [*([logits] if ordered else []), *(x[None] for x in first)])
         finished = [s for s in self.live if s.finish is not None]
         leaving = sorted(finished, key=_place)
         if leaving and len(leaving) == len(self.live) and not self.waiting:
@@ -140,8 +136,7 @@ class EngineBatch:
         self.version = version
         while self._ended:
             self._release(self._ended.pop())
-        with self._device:
-            self._forward.recompute(self._prefixes.values(), self.live)
+        self._forward.recompute(self._prefixes.values(), self.live)
 
     @torch.inference_mode()
     def probe(self, request: GenerateRequest) -> ProbeAnswer:
@@ -149,12 +144,12 @@ class EngineBatch:
         own, so live sequences stand still, and it is computed with the copy of the weights that they use."""
         beside = EngineBatch(self._loaded, max_batch=1, version=self.version, forward=self._forward.beside())
         sequence = beside.submit(request)
-        with self._device:
-            scored = beside._forward.score(sequence.prefix)
+        scored = beside._forward.score(sequence.prefix)
         while sequence.finish is None:
             beside.step()
         return ProbeAnswer(tuple(scored.tolist()), sequence.generation())
 
+    @torch.inference_mode()
     def rest(self) -> None:
         """Free memory that can be filled again quickly. To be called when no request is expected for a while.
 
@@ -168,7 +163,7 @@ class EngineBatch:
         for prefix in self._prefixes.values():
             prefix.row, prefix.known, prefix.logits = None, 0, None
         self._forward.forget()
-        give_back(self._loaded.model.device)
+        give_back(self._device)
 
     def _admit(self) -> list[Sequence]:
         free = self._max_batch - len(self.live)

@@ -31,27 +31,36 @@ AHEAD = 16
 class Chooser:
     """Chooses tokens for the same requests again and again. Their settings are prepared once."""
 
-    def __init__(self, samplings: Seq[Sampling], positions: Seq[int], numbers: torch.Tensor | None = None) -> None:
+    def __init__(
+        self,
+        samplings: Seq[Sampling],
+        positions: Seq[int],
+        device: torch.device,
+        numbers: torch.Tensor | None = None,
+    ) -> None:
         """`positions` are those of the next tokens. `numbers` [tokens, rows, 1] are their random numbers, if known."""
         self._samplings = samplings
+        self._device = device
         temperatures = [s.temperature for s in samplings]
         self._all_greedy = not any(temperatures)
-        self._greedy = None if all(temperatures) else torch.tensor([t == 0 for t in temperatures])
+        self._greedy = None if all(temperatures) else torch.tensor([t == 0 for t in temperatures], device=device)
         scale = any(t not in (0, 1) for t in temperatures)
-        self._temperature = torch.tensor([t or 1.0 for t in temperatures])[:, None] if scale else None
+        divisors = [t or 1.0 for t in temperatures]
+        self._temperature = torch.tensor(divisors, device=device)[:, None] if scale else None
         self._cuts = [(i, s.top_k, s.top_p) for i, s in enumerate(samplings) if s.top_k > 0 or s.top_p < 1]
         self._positions = positions
         self._chosen = 0
-        self._numbers = torch.empty(0) if numbers is None else numbers
+        self._numbers = numbers
         self._drawn = 0
 
     def only(self, rows: Seq[int]) -> Chooser:
         """A chooser for some of its requests, in this order. Their random numbers are not made again."""
-        numbers = self._numbers[self._drawn :]
+        ahead = None if self._numbers is None else self._numbers[self._drawn :]
         return Chooser(
             [self._samplings[row] for row in rows],
             [self._positions[row] + self._chosen for row in rows],
-            numbers.index_select(1, tensor_of(rows).to(numbers.device)) if len(numbers) else None,
+            self._device,
+            None if ahead is None else ahead.index_select(1, tensor_of(rows, self._device)),
         )
 
     def choose(self, logits: torch.Tensor, legal: Legal | None = None) -> tuple[list[int], list[float]]:
@@ -84,7 +93,7 @@ class Chooser:
     def likeliest(self, logits: torch.Tensor, rows: Seq[int], most: int) -> list[list[tuple[int, float]]]:
         """The likeliest ids of some rows with their logprobs (T8), the likeliest first: over the whole vocabulary, also
         where something limits the choice."""
-        picked = tensor_of(rows).to(logits.device)
+        picked = tensor_of(rows, logits.device)
         scaled = logits[picked].float()
         if self._temperature is not None:
             scaled = scaled / self._temperature[picked]
@@ -92,9 +101,9 @@ class Chooser:
         return [list(zip(*row, strict=True)) for row in zip(ids.tolist(), odds.tolist(), strict=True)]
 
     def _draw(self, weights: torch.Tensor) -> torch.Tensor:
-        if self._drawn == len(self._numbers):
+        if self._numbers is None or self._drawn == len(self._numbers):
             made = uniforms([s.seed for s in self._samplings], [p + self._chosen for p in self._positions])
-            self._numbers, self._drawn = torch.from_numpy(made).to(weights.device)[:, :, None], 0
+            self._numbers, self._drawn = torch.from_numpy(made).to(self._device)[:, :, None], 0
         numbers = self._numbers[self._drawn]
         self._drawn += 1
         return _picked(_truncated(weights, self._cuts), numbers)
@@ -111,10 +120,11 @@ def _picked(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     target = uniform * cumulative[:, -1:]
     block = _passed(cumulative, target)
     rest = target - (cumulative - sums).gather(1, block)
-    columns = block * BLOCK + torch.arange(BLOCK)
+    columns = block * BLOCK + torch.arange(BLOCK, device=weights.device)
     inside = weights.gather(1, columns.clamp(max=last)).double().masked_fill_(columns > last, 0).cumsum(dim=-1)
     # The sum of the block was rounded, so the rest of the number may be larger than the block.
-    rest = torch.minimum(rest, torch.nextafter(inside[:, -1:], torch.zeros((), dtype=torch.double)))
+    nothing = torch.zeros((), dtype=torch.double, device=weights.device)
+    rest = torch.minimum(rest, torch.nextafter(inside[:, -1:], nothing))
     return (block * BLOCK + _passed(inside, rest))[:, 0].clamp_(max=last)
 
 

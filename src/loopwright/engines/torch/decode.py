@@ -66,12 +66,13 @@ class _Seen(NamedTuple):
 class OwnPart:
     """The rows of the sequences in one arena. The packed token i of `tokens` belongs to row i."""
 
-    def __init__(self, arena: Arena, tokens: slice, rows: Seq[Row]) -> None:
+    def __init__(self, arena: Arena, tokens: slice, rows: Seq[Row], device: torch.device) -> None:
         self._arena = arena
         self._tokens = tokens
         lengths = [row.length for row in rows]
-        self._newest = tensor_of(lengths)[:, None, None, None] - 1
-        self._every, self._place = torch.arange(len(lengths)), self._newest.view(-1)
+        self._device = device
+        self._newest = tensor_of(lengths, device)[:, None, None, None] - 1
+        self._every, self._place = torch.arange(len(lengths), device=device), self._newest.view(-1)
         self._longest = max(lengths)
         self._asked: DecodeInputs | None = None
         self._open: torch.Tensor | None = None
@@ -95,7 +96,8 @@ class OwnPart:
         return self._open.flatten(0, 1)
 
     def _bias(self, blocked: torch.Tensor, heads: int) -> torch.Tensor:
-        return torch.zeros(len(blocked), heads, 1, len(self._places)).masked_fill_(blocked, BLOCKED)
+        shape = len(blocked), heads, 1, len(self._places)
+        return torch.zeros(shape, device=self._device).masked_fill_(blocked, BLOCKED)
 
     def attend(self, layer: int, asked: DecodeInputs, bias: torch.Tensor, scaling: float) -> torch.Tensor:
         """Store the newest key and value, and attend: [tokens, KV heads, queries, dim]."""
@@ -134,7 +136,7 @@ class OwnPart:
     def _look(self) -> None:
         """Make views that cover the longest row, and a few keys more."""
         near = min(-(-self._longest // STRIDE) * STRIDE, self._arena.capacity)
-        self._places = torch.arange(near)
+        self._places = torch.arange(near, device=self._device)
         self._open = None
         self._layers: dict[int, _Seen] = {}
 
@@ -151,7 +153,7 @@ class PrefixPart:
     """The shared prompts in one arena, each with a grid of its live members. Unused cells of the grid repeat token 0.
     `sequences` are those that share a prompt; token numbers count only these."""
 
-    def __init__(self, arena: Arena, sequences: Seq[Sequence]) -> None:
+    def __init__(self, arena: Arena, sequences: Seq[Sequence], device: torch.device) -> None:
         self._arena = arena
         # Prompts that join in this pass come after these. No sequence decodes after them yet.
         self._prompts = len(arena.rows)
@@ -162,11 +164,14 @@ class PrefixPart:
                 members[row.index].append(token)
         self.width = max(map(len, members))
         cells = [m + [0] * (self.width - len(m)) for m in members]
-        self.token_of_cell = torch.tensor(cells).flatten()
-        self._in_order = _is_in_order(self.token_of_cell, len(sequences))
+        tokens = [token for row in cells for token in row]
+        self.token_of_cell = torch.tensor(tokens, device=device)
+        # If they are in order, indexing with them changes nothing.
+        self._in_order = tokens == list(range(len(sequences)))
         self.cell_of_token = {t: r * self.width + c for r, m in enumerate(members) for c, t in enumerate(m)}
-        self._lengths = torch.tensor([row.length for row in arena.rows])[:, None, None]
-        self._places = torch.arange(int(self._lengths.max()))
+        lengths = [row.length for row in arena.rows]
+        self._lengths = torch.tensor(lengths, device=device)[:, None, None]
+        self._places = torch.arange(max(lengths), device=device)
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def bias(self, positions: torch.Tensor, window: int | None, heads: int, group: int) -> torch.Tensor:
@@ -205,9 +210,17 @@ class DecodePlan:
     Native steps get the places of all keys (`cells`). To `attend` with torch, call `prepare` first.
     """
 
-    def __init__(self, sequences: list[Sequence], whole: Seq[Arena], own: Seq[Arena], prefixes: Seq[Arena]) -> None:
+    def __init__(
+        self,
+        sequences: list[Sequence],
+        whole: Seq[Arena],
+        own: Seq[Arena],
+        prefixes: Seq[Arena],
+        device: torch.device,
+    ) -> None:
         self.sequences = sequences
-        self.positions = tensor_of([s.position for s in sequences])
+        self.positions = tensor_of([s.position for s in sequences], device)
+        self._device = device
         self._rows = [s.row for s in sequences if s.row is not None]
         self._room = min(row.arena.capacity - row.length for row in self._rows)
         self._arenas = whole, own, prefixes
@@ -233,7 +246,7 @@ class DecodePlan:
     def prepare(self) -> None:
         """Make everything that attention with torch needs. Prompts that join later are not included."""
         if self._parts is None:
-            self._parts = _Parts(self.sequences, self._rows, *self._arenas)
+            self._parts = _Parts(self.sequences, self._rows, *self._arenas, self._device)
 
     def cells(self, layers: int, heads: Heads) -> Cells:
         """The places of the keys of all sequences, with room for the newest ones."""
@@ -260,33 +273,40 @@ class _Parts:
     """The attention of one step with torch, part by part."""
 
     def __init__(
-        self, sequences: Seq[Sequence], rows: Seq[Row], whole: Seq[Arena], own: Seq[Arena], prefixes: Seq[Arena]
+        self,
+        sequences: Seq[Sequence],
+        rows: Seq[Row],
+        whole: Seq[Arena],
+        own: Seq[Arena],
+        prefixes: Seq[Arena],
+        device: torch.device,
     ) -> None:
         parts: list[OwnPart] = []
         start = 0
         for arena in (*whole, *own):
             tokens = slice(start, start + len(arena.rows))
-            parts.append(OwnPart(arena, tokens, rows[tokens]))
+            parts.append(OwnPart(arena, tokens, rows[tokens], device))
             start = tokens.stop
         self._whole, self._own = parts[: len(whole)], parts[len(whole) :]
         self._first = sum(len(arena.rows) for arena in whole)
         self._prefixes: list[PrefixPart] = []
         if sharing := sequences[self._first :]:
-            self._share(sharing, prefixes)
+            self._share(sharing, prefixes, device)
         self._asked: DecodeInputs | None = None
         self._biases: dict[int | None, list[torch.Tensor]] = {}
 
-    def _share(self, sequences: Seq[Sequence], prefixes: Seq[Arena]) -> None:
+    def _share(self, sequences: Seq[Sequence], prefixes: Seq[Arena], device: torch.device) -> None:
         """Find the grid cells of the sequences that share their prompts."""
-        parts = (PrefixPart(arena, sequences) for arena in prefixes)
+        parts = (PrefixPart(arena, sequences, device) for arena in prefixes)
         self._prefixes = [part for part in parts if part.width]
         offset = 0
         cell_of_token: dict[int, int] = {}
         for part in self._prefixes:
             cell_of_token |= {token: offset + cell for token, cell in part.cell_of_token.items()}
             offset += len(part.token_of_cell)
-        self._cell_of_token = torch.tensor([cell_of_token[token] for token in range(len(sequences))])
-        self._in_order = _is_in_order(self._cell_of_token, offset)
+        cells = [cell_of_token[token] for token in range(len(sequences))]
+        self._cell_of_token = torch.tensor(cells, device=device)
+        self._in_order = cells == list(range(offset))
 
     def advance(self) -> None:
         for part in (*self._whole, *self._own):
@@ -363,11 +383,6 @@ def _scores(query: torch.Tensor, keys: torch.Tensor, bias: torch.Tensor, scaling
 def _merge(one: Partial, other: Partial) -> torch.Tensor:
     share = torch.sigmoid(one.total - other.total).unsqueeze(-1)
     return other.output.lerp(one.output, share.to(one.output.dtype))
-
-
-def _is_in_order(numbers: torch.Tensor, count: int) -> bool:
-    """Whether the numbers are 0, 1, ... count - 1, so that indexing with them changes nothing."""
-    return len(numbers) == count and bool((numbers == torch.arange(count)).all())
 
 
 def _joined(parts: list[Partial]) -> Partial:

@@ -8,22 +8,23 @@ Results are delivered to the event loop of the caller.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from loopwright.engines.torch.batch import EngineBatch, halving
 from loopwright.engines.torch.grammar import Grammars, GrammarState
 from loopwright.engines.torch.sequence import Sequence
 from loopwright.engines.torch.weights import EngineWeights
-from loopwright.errors import EngineError, UnanswerableError, WeightsError
+from loopwright.errors import EngineError, EngineLostError, UnanswerableError, WeightsError
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
-from loopwright.models.memory import is_out_of_memory
+from loopwright.models.memory import is_device_broken, is_out_of_memory
 from loopwright.models.weight_files import WeightBytes, checked_weights, read_weights
 from loopwright.ports import OnPart
 from loopwright.types import (
@@ -38,6 +39,10 @@ from loopwright.types import (
     WeightFile,
     WeightUpdate,
 )
+
+T = TypeVar("T")
+
+log = logging.getLogger("loopwright")
 
 SILENCE_SECONDS = 1.0
 """After this time, also report small batches of new tokens. Otherwise a slow model would seem to stand still."""
@@ -57,7 +62,8 @@ class _Caller:
 
 class TorchEngine:
     """Generation in this process, with the parameters of `loaded` themselves, so a colocated learner's weight update
-    copies nothing. Leaving `async with` fails all requests that are still running."""
+    copies nothing. Leaving `async with` fails all requests that are still running. If the device breaks, every later
+    call is an EngineLostError."""
 
     def __init__(
         self,
@@ -80,10 +86,12 @@ class TorchEngine:
         self._open = False
         self._step_is_due = False
         self._paused: PauseMode | None = None
-        self._waiting_for_quiet: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+        self._waiting_for_quiet: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._news: dict[asyncio.AbstractEventLoop, list[Callable[[], object]]] = {}
         self._expected = 0
         self._loads = 0
+        self._lost: EngineLostError | None = None
+        self._watching: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
 
     async def __aenter__(self) -> Self:
         self._open = True
@@ -99,6 +107,16 @@ class TorchEngine:
     @property
     def version(self) -> int:
         return self._batch.version
+
+    async def died(self) -> EngineLostError:
+        """Wait until the device is broken. Those who wait hear of it before the callers do."""
+        loop = asyncio.get_running_loop()
+        broke: asyncio.Future[None] = loop.create_future()
+        # Before it is asked whether it is broken, because it breaks in another thread.
+        self._watching.append((loop, broke))
+        while self._lost is None:
+            await broke
+        return self._lost
 
     async def generate(self, request: GenerateRequest, on_part: OnPart | None = None) -> Generation:
         self._check(request)
@@ -126,7 +144,7 @@ class TorchEngine:
 
     async def pause(self, mode: PauseMode = PauseMode.DRAIN) -> None:
         loop = asyncio.get_running_loop()
-        quiet = asyncio.Event()
+        quiet: asyncio.Future[None] = loop.create_future()
 
         def pause() -> None:
             self._paused = mode
@@ -136,7 +154,7 @@ class TorchEngine:
                 self._abort(lambda sequence: True)
 
         await self._do(pause)
-        await quiet.wait()
+        await quiet
 
     async def resume(self) -> None:
         def resume() -> None:
@@ -200,36 +218,40 @@ class TorchEngine:
             return
         if self._expected:
             self._batch.waiting.sort(key=lambda sequence: sequence.request.id)
-        try:
-            finished = self._batch.step(admit=self._paused is None)
-        except Exception as error:
-            # An error of torch (memory, numerics) affects every request of the batch. All of them fail and may be
-            # retried; the engine continues with an empty batch.
-            self._fail_all(self._failed(error))
-            return
-        for sequence in finished:
+        for sequence in self._batch.step(admit=self._paused is None):
             self._resolve(sequence, sequence.failure or sequence.generation())
         now = time.monotonic()
         for sequence, caller in self._listeners.items():
             self._tell(sequence, caller, now)
-        self._look_round()
 
     def _look_round(self) -> None:
         """Called after every change: schedule a step if one is due, notice when a pause is complete, and report."""
         if not self._step_is_due and self._may_step():
             self._step_is_due = True
-            self._compute.post(self._step)
+            self._compute.post(self._job(self._step))
         # If there is no pause any more, a resume came first, and there is nothing to wait for either.
         draining = self._paused is PauseMode.DRAIN and self._batch.live
         if not draining and self._waiting_for_quiet:
-            self._batch.rest()
-            for loop, quiet in self._waiting_for_quiet:
-                self._announce(loop, quiet.set)
-            self._waiting_for_quiet.clear()
+            self._rest()
         self._hand_over()
+
+    def _rest(self) -> None:
+        """Free memory, and end the pauses that wait for quiet. If that fails, they end with the error, because whoever
+        has paused would compute in memory that was not freed."""
+        failure = None
+        try:
+            self._batch.rest()
+        except Exception as error:
+            failure = self._failed(error)
+            self._forget_all(failure)
+        waiting, self._waiting_for_quiet = self._waiting_for_quiet, []
+        for loop, quiet in waiting:
+            self._announce(loop, partial(_end, quiet, failure))
 
     def _may_step(self) -> bool:
         batch = self._batch
+        if self._lost is not None:
+            return False
         if self._paused is not None:
             return self._paused is PauseMode.DRAIN and bool(batch.live)
         return not batch.idle and len(batch.live) + len(batch.waiting) >= self._expected
@@ -246,8 +268,8 @@ class TorchEngine:
                 self._callers[sequence] = caller
                 if caller.on_part is not None:
                     self._listeners[sequence] = caller
-        if not self._open:
-            self._fail_all(_closed())
+        if (why := self._lost or (None if self._open else _closed())) is not None:
+            self._fail_all(why)
 
     def _forget(self, caller: _Caller) -> None:
         for sequence in [s for s, c in self._callers.items() if c is caller]:
@@ -273,24 +295,20 @@ class TorchEngine:
         self._announce(caller.loop, partial(caller.on_part, part))
 
     def _fail_all(self, error: EngineError) -> None:
+        self._forget_all(error)
+        self._look_round()
+
+    def _forget_all(self, error: EngineError) -> None:
         self._batch.reset()
         for sequence in list(self._callers):
             self._resolve(sequence, error)
-        self._look_round()
 
     def _resolve(self, sequence: Sequence, result: Generation | EngineError) -> None:
         self._listeners.pop(sequence, None)
         self._settle(self._callers.pop(sequence), result)
 
     def _settle(self, caller: _Caller, result: Generation | EngineError) -> None:
-        def settle() -> None:
-            if not caller.future.done():
-                if isinstance(result, EngineError):
-                    caller.future.set_exception(result)
-                else:
-                    caller.future.set_result(result)
-
-        self._announce(caller.loop, settle)
+        self._announce(caller.loop, partial(_end, caller.future, result))
 
     def _announce(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
         self._news.setdefault(loop, []).append(callback)
@@ -343,6 +361,8 @@ class TorchEngine:
             try:
                 command()
             except Exception as error:
+                # An error of torch (memory, numerics) affects every request of the batch. All of them fail and may be
+                # retried; the engine continues with an empty batch.
                 self._fail_all(self._failed(error))
             else:
                 self._look_round()
@@ -352,6 +372,8 @@ class TorchEngine:
     def _failed(self, error: Exception) -> EngineError:
         if isinstance(error, EngineError):
             return error
+        if is_device_broken(error):
+            return self._lose(error)
         if is_out_of_memory(error):
             return EngineError(
                 f"the engine is out of memory on {self._batch.room}: {error}",
@@ -362,7 +384,25 @@ class TorchEngine:
             remedy="if memory ran out, lower rollout.engine.max_batch or cache_tokens, or rollout.max_new_tokens",
         )
 
+    def _lose(self, error: Exception) -> EngineLostError:
+        """The device can compute nothing more: fail all requests, and every later call. In any thread."""
+        if self._lost is None:
+            why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            self._lost = EngineLostError(
+                f"the engine can compute nothing more on {self._model.device}: {why}",
+                remedy="start the command again: only a new process can use the device, and a run goes on from its "
+                "last checkpoint; if that happens again, `dmesg` may show what the driver says of the GPU",
+            )
+            log.error("%s", self._lost.message, exc_info=error)
+            for loop, future in self._watching:
+                with suppress(RuntimeError):
+                    loop.call_soon_threadsafe(_end, future, None)
+            self._compute.post(partial(self._fail_all, self._lost))
+        return self._lost
+
     def _require_open(self) -> None:
+        if self._lost is not None:
+            raise self._lost
         if not self._open:
             raise EngineError("the engine is not running", remedy="use it inside `async with TorchEngine(...)`")
 
@@ -377,6 +417,16 @@ class TorchEngine:
 
 def _closed() -> EngineError:
     return EngineError("the engine was closed", remedy="keep `async with engine` open while generating")
+
+
+def _end(future: asyncio.Future[T], result: T | EngineError) -> None:
+    """End a future, unless its caller has gone."""
+    if future.done():
+        return
+    if isinstance(result, EngineError):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
 
 
 def _schedule(loop: asyncio.AbstractEventLoop, callbacks: list[Callable[[], object]]) -> None:

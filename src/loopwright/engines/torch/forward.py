@@ -45,6 +45,7 @@ class Forward:
     def __init__(self, loaded: LoadedModel, *, cache_tokens: int) -> None:
         self._loaded = loaded
         self._model = loaded.forward
+        self._device: torch.device = loaded.model.device
         self._layers = loaded.model.config.num_hidden_layers
         self._prompts = Prompts(self._layers, cache_tokens)
         self._is_without_room = False
@@ -61,8 +62,8 @@ class Forward:
         """Compute a prompt, and keep all of its logits: the logprobs of its tokens but the first at temperature 1. What
         is sampled after the prompt begins with its last logits, as always."""
         for _ in self._prompts.in_passes([prefix]):
-            ids, plan = tensor_of(prefix.ids), ChunkPlan([Chunk(0, len(prefix.ids), _Kept(prefix.row))])
-            logits = self._model.logits(ids, torch.arange(len(ids)), plan, None)
+            ids, plan = self._tensor(prefix.ids), ChunkPlan([Chunk(0, len(prefix.ids), _Kept(prefix.row))])
+            logits = self._model.logits(ids, torch.arange(len(ids), device=self._device), plan, None)
             prefix.logits = logits[-1].clone()
         return logits[:-1].float().log_softmax(-1).gather(1, ids[1:, None])[:, 0]
 
@@ -129,7 +130,7 @@ class Forward:
                 row.arena.begin([row], _computed(sequence.prefix))
             if ids:
                 plan = ChunkPlan([Chunk(0, len(ids), _behind_prompt(sequence))])
-                self._run(ids, torch.arange(start, start + len(ids)), plan, [0])
+                self._run(ids, torch.arange(start, start + len(ids), device=self._device), plan, [0])
 
     def _pass(self, decode: DecodePlan | None, prefixes: Seq[Prefix]) -> torch.Tensor:
         """The logits after the newest tokens of the sequences. Logits after a prompt are stored in its prefix."""
@@ -147,8 +148,8 @@ class Forward:
             positions += range(prefix.known, len(prefix.ids))
             keep.append(len(ids) - 1)
         if not ids:
-            return torch.empty(0)
-        logits = self._run(ids, tensor_of(positions), PassPlan(decoding, decode, ChunkPlan(chunks)), keep)
+            return torch.empty(0, device=self._device)
+        logits = self._run(ids, self._tensor(positions), PassPlan(decoding, decode, ChunkPlan(chunks)), keep)
         for prefix, own in zip(prefixes, logits[decoding:], strict=True):
             prefix.logits = own.clone()
             self._prompts.keep(prefix)
@@ -169,7 +170,7 @@ class Forward:
             sequence.row.length = length
         whole, own = self._whole.arenas, self._own.arenas
         ordered = decode_order([*whole, *own], sequences)
-        self._plan = DecodePlan(ordered, whole, own, self._prompts.rows.arenas)
+        self._plan = DecodePlan(ordered, whole, own, self._prompts.rows.arenas, self._device)
         self._planned_for = self._layout(sequences)
         return self._plan
 
@@ -201,9 +202,12 @@ class Forward:
     ) -> torch.Tensor:
         """The logits after the tokens in `keep`. None means all tokens."""
         if isinstance(plan, DecodePlan) and self._native is not None:
-            return self._native.logits(tensor_of(ids), positions, plan.cells(self._layers, self._native.heads))
-        kept = None if keep is None or len(keep) == len(ids) else tensor_of(keep)
-        return self._model.logits(tensor_of(ids), positions, plan, kept)
+            return self._native.logits(self._tensor(ids), positions, plan.cells(self._layers, self._native.heads))
+        kept = None if keep is None or len(keep) == len(ids) else self._tensor(keep)
+        return self._model.logits(self._tensor(ids), positions, plan, kept)
+
+    def _tensor(self, numbers: Seq[int]) -> torch.Tensor:
+        return tensor_of(numbers, self._device)
 
 
 class PassPlan:

@@ -148,7 +148,7 @@ class Grammars:
 class Legal:
     """Which tokens may come next in some rows of a batch."""
 
-    def __init__(self, states: Seq[tuple[int, GrammarState]], vocabulary: int) -> None:
+    def __init__(self, states: Seq[tuple[int, GrammarState]], vocabulary: int, device: torch.device) -> None:
         """`states` are pairs of a row and its state."""
         masks = np.zeros((len(states), -(-vocabulary // WORD)), np.int32)
         for place, (_, state) in enumerate(states):
@@ -162,23 +162,22 @@ class Legal:
             elif state.only_ends(bits[place]):
                 # Several tokens that end the answer are one choice: to end it.
                 self.counts[place] = 1
-        self.rows = torch.tensor([row for row, _ in states])
-        self.allowed = torch.from_numpy(bits.view(np.bool_))
+        self.rows = torch.tensor([row for row, _ in states], device=device)
+        self.allowed = torch.from_numpy(bits.view(np.bool_)).to(device)
 
     def peaks(self, scaled: torch.Tensor) -> torch.Tensor:
         """The logits with those of illegal tokens at minus infinity. Other rows keep every bit."""
-        blocked = scaled[self.rows].masked_fill(~self.allowed.to(scaled.device), -torch.inf)
-        return scaled.index_copy(0, self.rows.to(scaled.device), blocked)
+        return scaled.index_copy(0, self.rows, scaled[self.rows].masked_fill(~self.allowed, -torch.inf))
 
     def chances(self, weights: torch.Tensor, peaks: torch.Tensor) -> torch.Tensor:
         """The weights with those of the constrained rows replaced by what is legal. Other rows keep every bit."""
-        return weights.index_copy(0, self.rows.to(weights.device), peaks[self.rows].softmax(dim=-1))
+        return weights.index_copy(0, self.rows, peaks[self.rows].softmax(dim=-1))
 
     def sound(self, ids: torch.Tensor, peaks: torch.Tensor) -> torch.Tensor:
         """The chosen ids, with the likeliest legal token where rounding has led to an illegal one."""
         mine = ids[self.rows]
-        legal = self.allowed.to(ids.device).gather(1, mine[:, None])[:, 0]
-        return ids.index_copy(0, self.rows.to(ids.device), torch.where(legal, mine, peaks[self.rows].argmax(dim=-1)))
+        legal = self.allowed.gather(1, mine[:, None])[:, 0]
+        return ids.index_copy(0, self.rows, torch.where(legal, mine, peaks[self.rows].argmax(dim=-1)))
 
     def logprobs(self, scaled: torch.Tensor, ids: torch.Tensor) -> list[float]:
         """The logprobs of the constrained rows over the whole vocabulary (T8). They are finite, also for a token that

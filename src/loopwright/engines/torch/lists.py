@@ -8,6 +8,6 @@ import numpy as np
 import torch
 
 
-def tensor_of(numbers: Sequence[int]) -> torch.Tensor:
+def tensor_of(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
     """Make a tensor by way of numpy, which reads a list several times faster than torch (64 numbers: 5 us, not 20)."""
-    return torch.as_tensor(np.array(numbers, np.int64))
+    return torch.from_numpy(np.array(numbers, np.int64)).to(device)

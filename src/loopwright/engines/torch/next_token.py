@@ -20,11 +20,18 @@ from loopwright.types import FinishReason
 class NextToken:
     """Samples tokens for the same sequences again and again."""
 
-    def __init__(self, stopping: Stopping, sequences: Seq[Sequence] = (), chooser: Chooser | None = None) -> None:
+    def __init__(
+        self,
+        stopping: Stopping,
+        device: torch.device,
+        sequences: Seq[Sequence] = (),
+        chooser: Chooser | None = None,
+    ) -> None:
         samplings = [s.request.sampling for s in sequences]
         self._stopping = stopping
+        self._device = device
         self._sequences = sequences
-        self._chooser = chooser or Chooser(samplings, [s.position + 1 for s in sequences])
+        self._chooser = chooser or Chooser(samplings, [s.position + 1 for s in sequences], device)
         self._stop_ids = {token for sampling in samplings for token in sampling.stop_token_ids}
         self._has_stop_strings = any(sampling.stop for sampling in samplings)
         self._constrained = [(row, s.grammar, s) for row, s in enumerate(sequences) if s.grammar is not None]
@@ -39,7 +46,7 @@ class NextToken:
         place = {id(s): i for i, s in enumerate(self._sequences)}
         known = [place[id(s)] for s in sequences if id(s) in place]
         chooser = self._chooser.only(known) if len(known) == len(sequences) else None
-        return NextToken(self._stopping, sequences, chooser)
+        return NextToken(self._stopping, self._device, sequences, chooser)
 
     def sample(self, logits: torch.Tensor, version: int) -> None:
         """Sample a token for each sequence from its row of `logits`, and stamp it with the version."""
@@ -67,7 +74,7 @@ class NextToken:
             sequence.alternatives.append(tuple((token, logprob if token == own else odds) for token, odds in told))
 
     def _legal(self, vocabulary: int) -> Legal:
-        return Legal([(row, grammar) for row, grammar, _ in self._constrained], vocabulary)
+        return Legal([(row, grammar) for row, grammar, _ in self._constrained], vocabulary, self._device)
 
     def _advance(self, counts: Seq[int]) -> None:
         """Let the grammars read the new tokens. `counts` says how many choices there were."""
