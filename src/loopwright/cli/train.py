@@ -65,7 +65,8 @@ async def _train(loaded: Loaded, fresh: bool, allow_config_change: bool) -> None
     async with opened as run:
         finished = await run.train()
     if console is not None:
-        print_summary(summarise(run.folder), finished=finished, command=_command())
+        summary = summarise(run.folder)
+        print_summary(summary, finished=finished, lost_steps=run.lost_steps, command=_command())
 
 
 def _command() -> str:
