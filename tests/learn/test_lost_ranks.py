@@ -16,7 +16,14 @@ import pytest
 from made_groups import simple_groups
 from ranked import PROBE, config_of, several_ranks
 
-from loopwright.errors import CheckpointError, LearnerError, LearnerLostError, ModelError, RemoteError
+from loopwright.errors import (
+    CheckpointError,
+    LearnerError,
+    LearnerLostError,
+    LoopwrightError,
+    ModelError,
+    RemoteError,
+)
 from loopwright.learn.ranks.learner import RankedLearner
 
 pytestmark = pytest.mark.real
@@ -88,6 +95,41 @@ async def test_an_error_of_a_rank_arrives_as_it_is(llama_folder: Path, tmp_path:
         with pytest.raises(LearnerError, match="a loss that is not finite"):
             await learner.step(simple_groups(count=4))
 
+
+@pytest.mark.parametrize(
+    ("does", "words"),
+    [
+        ("sys.exit('I leave')", r"leaving\.py:mine' raised SystemExit: I leave \(leaving\.py:4, in mine\)"),
+        ("raise KeyboardInterrupt", r"leaving\.py:mine' raised KeyboardInterrupt"),
+        ("return Leaving.apply(batch.logprobs)", "rank [01] of the learner raised SystemExit: in the backward pass"),
+    ],
+)
+async def test_a_loss_that_ends_its_process_is_no_loss_of_a_rank(
+    llama_folder: Path, tmp_path: Path, does: str, words: str
+) -> None:
+    """It would end each rank that is started anew, too."""
+    (tmp_path / "leaving.py").write_text(LEAVING.replace("DOES", does))
+    loss = {"kind": "python", "path": str(tmp_path / "leaving.py") + ":mine"}
+    async with several_ranks(config_of(llama_folder, tmp_path, ranks=2, loss=loss), tmp_path) as learner:
+        with pytest.raises(LoopwrightError, match=words) as caught:
+            await learner.step(simple_groups(count=4))
+    assert not isinstance(caught.value, LearnerLostError)
+
+
+LEAVING = """import sys, torch
+
+def mine(batch):
+    DOES
+
+class Leaving(torch.autograd.Function):
+    @staticmethod
+    def forward(context, logprobs):
+        return logprobs.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        sys.exit("in the backward pass")
+"""
 
 SLOW_DISK = """
 import sys, time
