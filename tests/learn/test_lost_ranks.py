@@ -116,6 +116,33 @@ async def test_a_loss_that_ends_its_process_is_no_loss_of_a_rank(
     assert not isinstance(caught.value, LearnerLostError)
 
 
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (
+            "import os\nPOWER = float(os.environ['POWER_OF_MINE'])\ndef mine(batch): ...\n",
+            r"importing .*reads\.py failed at reads\.py:2: KeyError: 'POWER_OF_MINE', in rank [01] of",
+        ),
+        (
+            "import os\ndef mine(batch):\n    return float(os.environ['POWER_OF_MINE'])\n",
+            r"reads\.py:mine' raised KeyError: 'POWER_OF_MINE' \(reads\.py:3, in mine\), in rank [01] of",
+        ),
+    ],
+    ids=["when imported", "when called"],
+)
+async def test_a_loss_that_reads_a_variable_is_told_that_ranks_see_none(
+    llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, words: str
+) -> None:
+    monkeypatch.setenv("POWER_OF_MINE", "2")
+    (tmp_path / "reads.py").write_text(source)
+    loss = {"kind": "python", "path": str(tmp_path / "reads.py") + ":mine"}
+    with pytest.raises(LoopwrightError, match=words) as caught:
+        async with several_ranks(config_of(llama_folder, tmp_path, ranks=2, loss=loss), tmp_path) as learner:
+            await learner.step(simple_groups(count=4))
+    assert "does not see your environment variables" in caught.value.message
+    assert "learner.loss.args" in caught.value.remedy
+
+
 LEAVING = """import sys, torch
 
 def mine(batch):
