@@ -200,8 +200,8 @@ class LearnerLostError(LearnerError):
         words = f"; its last words:\n{last_words}" if last_words else ""
         return cls(
             f"rank {rank} of the learner is lost: {cause}{words}",
-            remedy="the run has ended: mend the cause, and the same command goes on from the last checkpoint, or begins "
-            "again if there is none",
+            remedy="the run has ended: mend the cause, and the same command goes on from the last checkpoint, or "
+            "begins again if there is none",
             rank=rank,
             cause=cause,
             last_words=last_words,
