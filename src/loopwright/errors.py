@@ -191,16 +191,17 @@ class LearnerError(LoopwrightError):
 
 
 class LearnerLostError(LearnerError):
-    """A rank of the learner died, or has been silent for too long, so its weights are gone. `step`, `save`, `publish`
-    and `logprobs` of a learner raise it. `facts` has the `rank`, the `cause`, and the `last_words` of its log."""
+    """A rank of the learner died, or has been silent for too long, so its weights are gone. Every call of a learner
+    raises it, and so does a run that ends by it: no restart is left. `facts` has the `rank`, the `cause`, and the
+    `last_words` of its log."""
 
     @classmethod
     def of_rank(cls, rank: int, cause: str, last_words: str) -> LearnerLostError:
         words = f"; its last words:\n{last_words}" if last_words else ""
         return cls(
             f"rank {rank} of the learner is lost: {cause}{words}",
-            remedy="the run goes on from its last checkpoint, up to learner.max_restarts times in a row; after that, "
-            "mend the cause, and the same command goes on",
+            remedy="the run has ended: mend the cause, and the same command goes on from the last checkpoint, or "
+            "begins again if there is none",
             rank=rank,
             cause=cause,
             last_words=last_words,

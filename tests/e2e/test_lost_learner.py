@@ -213,6 +213,7 @@ async def test_the_last_loss_ends_the_run_and_the_next_one_goes_on(
         async with opened(file, losses, monkeypatch, restarts=2) as run:
             await run.train()
     assert "losses since the checkpoint of step 2: 3" in str(caught.value.__notes__)
+    assert caught.value.remedy.startswith("the run has ended: mend the cause, and the same command goes on")
     assert losses.versions == [0, 2, 2]
     assert audit(run.folder.rollouts).is_clean
     assert not run.is_finished
@@ -221,6 +222,70 @@ async def test_the_last_loss_ends_the_run_and_the_next_one_goes_on(
     async with opened(file, Losses([]), monkeypatch) as run:
         assert await run.train()
     assert StoredRun(run.folder.rollouts).steps() == (1, 2, 3, 4)
+
+
+@KINDS
+@pytest.mark.parametrize("steps_before", [0, 2])
+async def test_a_learner_that_is_lost_while_the_run_is_opened_is_opened_again(
+    write_config: WriteConfig,
+    engine: tuple[ScriptedEngine, str],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: dict[str, Any],
+    steps_before: int,
+) -> None:
+    scripted, url = engine
+    file = write_config(**settings(url, **kind))
+    if steps_before:
+        async with opened(file, Losses([]), monkeypatch) as run:
+            for _ in range(steps_before):
+                await run.step()
+    losses = Losses([("open", 1), ("open", 2)])
+    async with opened(file, losses, monkeypatch, restarts=2) as run:
+        assert run.version == steps_before
+        assert await run.train()
+    assert losses.versions == [steps_before] * 3
+    assert StoredRun(run.folder.rollouts).steps() == (1, 2, 3, 4)
+    assert audit(run.folder.rollouts).is_clean
+    assert scripted.version == 4
+    lost = [(event["step"], event["facts"]["checkpoint"]) for event in events(run.folder, "learner_lost")]
+    assert lost == [(steps_before, steps_before)] * 2
+    assert set(metric(run.folder, "learner/restarts").values()) == {2}
+    found = dict(load_file(run.folder.export / "model.safetensors"))
+    assert_equal(found, await weights_of_a_whole_run(write_config, url, kind, run.path.with_name("whole")))
+
+
+async def test_losses_while_the_run_is_opened_are_counted(
+    write_config: WriteConfig, engine: tuple[ScriptedEngine, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_config(**settings(engine[1], **APART))
+    losses = Losses([("open", 1), ("open", 2), ("open", 3)])
+    with pytest.raises(LearnerLostError, match="signal 9") as caught:
+        async with opened(file, losses, monkeypatch, restarts=1):
+            raise AssertionError("it cannot be open")
+    assert losses.versions == [0, 0]
+    assert "losses since the checkpoint of step 0: 2" in str(caught.value.__notes__)
+    assert "or begins again if there is none" in caught.value.remedy
+    # One while it is opened, and one while it trains: none has led to a checkpoint.
+    losses = Losses([("open", 1), ("step", 1)])
+    with pytest.raises(LearnerLostError):
+        async with opened(file, losses, monkeypatch, restarts=1) as run:
+            await run.train()
+    assert losses.versions == [0, 0]
+
+
+async def test_a_run_that_is_to_stop_while_its_learner_is_lost_at_opening_ends_by_the_loss(
+    write_config: WriteConfig, engine: tuple[ScriptedEngine, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = asyncio.Event()
+
+    async def is_to_stop() -> None:
+        stop.set()
+
+    losses = Losses([("open", 1)], before_losing=is_to_stop)
+    with pytest.raises(LearnerLostError, match="signal 9"):
+        async with opened(write_config(**settings(engine[1], **APART)), losses, monkeypatch, stop=stop):
+            raise AssertionError("it cannot be open")
+    assert losses.versions == [0]
 
 
 async def test_a_new_checkpoint_gives_the_restarts_back(
@@ -235,7 +300,11 @@ async def test_a_new_checkpoint_gives_the_restarts_back(
 
 @KINDS
 async def test_a_run_that_is_to_stop_is_not_opened_again(
-    write_config: WriteConfig, engine: tuple[ScriptedEngine, str], monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any]
+    write_config: WriteConfig,
+    engine: tuple[ScriptedEngine, str],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     stop, file = asyncio.Event(), write_config(**settings(engine[1], **kind))
 
@@ -246,6 +315,8 @@ async def test_a_run_that_is_to_stop_is_not_opened_again(
     async with opened(file, losses, monkeypatch, stop=stop) as run:
         assert not await run.train()
         assert await run.step() is None
+        assert run.lost_steps == range(3, 4), "they have no checkpoint"
+    assert "Step 3 is lost with the learner, and the same command goes on from step 2." in caplog.text
     assert losses.versions == [0]
     assert [path.name for path in run.folder.checkpoints.iterdir()] == ["step-000002"]
     again = Losses([])

@@ -82,6 +82,19 @@ async def test_a_run_survives_its_ranks(
     assert ranks_of(os.getpid()) == []
 
 
+async def test_a_run_survives_a_rank_that_dies_while_it_is_opened(write_config: WriteConfig) -> None:
+    file = write_config(**RANKS, trainer__steps=1, eval=None)
+    opening = asyncio.ensure_future(open_run(load(file), cache=file.parent, stop=asyncio.Event()))
+    while len(ranks_of(os.getpid())) < 2:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(1)
+    os.kill(ranks_of(os.getpid())[1], signal.SIGKILL)
+    async with await asyncio.wait_for(opening, 120) as opened:
+        assert await opened.train()
+    (lost,) = [event for event in read_jsonl(opened.folder.events) if event["name"] == "learner_lost"]
+    assert (lost["facts"]["rank"], lost["facts"]["checkpoint"]) == (1, 0)
+
+
 def ranks_of(parent: int) -> list[int]:
     """The processes of ranks below this one, in the order of their start."""
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()

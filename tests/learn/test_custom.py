@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,18 @@ def test_what_a_loss_returns_is_checked(result: Any, words: str) -> None:
 def test_an_advantage_that_raises_is_named_with_its_line() -> None:
     with pytest.raises(LearnerError, match=r"raised ZeroDivisionError.*test_custom\.py:\d+, in broken"):
         custom_advantage("mine.py:ranks", broken, {})(GROUPS)
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+def test_a_loss_that_would_end_the_process_is_named_too(llama_folder: Path, kind: type[BaseException]) -> None:
+    def leaves(_: TokenBatch) -> torch.Tensor:
+        raise kind("I leave")
+
+    learner = learner_of(load_tiny(llama_folder), loss=custom_loss("mine.py:leaves", leaves, {}))
+    with pytest.raises(LearnerError, match=rf"'mine\.py:leaves' raised {kind.__name__}: I leave \(test_custom\.py:\d+"):
+        learner._step(simple_groups())
+    with pytest.raises(LearnerError, match=r"'mine\.py:ranks' raised"):
+        custom_advantage("mine.py:ranks", leaves, {})(GROUPS)
 
 
 def test_a_step_with_a_broken_loss_changes_nothing(llama_folder: Path) -> None:

@@ -16,7 +16,14 @@ import pytest
 from made_groups import simple_groups
 from ranked import PROBE, config_of, several_ranks
 
-from loopwright.errors import CheckpointError, LearnerError, LearnerLostError, ModelError, RemoteError
+from loopwright.errors import (
+    CheckpointError,
+    LearnerError,
+    LearnerLostError,
+    LoopwrightError,
+    ModelError,
+    RemoteError,
+)
 from loopwright.learn.ranks.learner import RankedLearner
 
 pytestmark = pytest.mark.real
@@ -88,6 +95,68 @@ async def test_an_error_of_a_rank_arrives_as_it_is(llama_folder: Path, tmp_path:
         with pytest.raises(LearnerError, match="a loss that is not finite"):
             await learner.step(simple_groups(count=4))
 
+
+@pytest.mark.parametrize(
+    ("does", "words"),
+    [
+        ("sys.exit('I leave')", r"leaving\.py:mine' raised SystemExit: I leave \(leaving\.py:4, in mine\)"),
+        ("raise KeyboardInterrupt", r"leaving\.py:mine' raised KeyboardInterrupt"),
+        ("return Leaving.apply(batch.logprobs)", "rank [01] of the learner raised SystemExit: in the backward pass"),
+    ],
+)
+async def test_a_loss_that_ends_its_process_is_no_loss_of_a_rank(
+    llama_folder: Path, tmp_path: Path, does: str, words: str
+) -> None:
+    """It would end each rank that is started anew, too."""
+    (tmp_path / "leaving.py").write_text(LEAVING.replace("DOES", does))
+    loss = {"kind": "python", "path": str(tmp_path / "leaving.py") + ":mine"}
+    async with several_ranks(config_of(llama_folder, tmp_path, ranks=2, loss=loss), tmp_path) as learner:
+        with pytest.raises(LoopwrightError, match=words) as caught:
+            await learner.step(simple_groups(count=4))
+    assert not isinstance(caught.value, LearnerLostError)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (
+            "import os\nPOWER = float(os.environ['POWER_OF_MINE'])\ndef mine(batch): ...\n",
+            r"importing .*reads\.py failed at reads\.py:2: KeyError: 'POWER_OF_MINE', in rank [01] of",
+        ),
+        (
+            "import os\ndef mine(batch):\n    return float(os.environ['POWER_OF_MINE'])\n",
+            r"reads\.py:mine' raised KeyError: 'POWER_OF_MINE' \(reads\.py:3, in mine\), in rank [01] of",
+        ),
+    ],
+    ids=["when imported", "when called"],
+)
+async def test_a_loss_that_reads_a_variable_is_told_that_ranks_see_none(
+    llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, words: str
+) -> None:
+    monkeypatch.setenv("POWER_OF_MINE", "2")
+    (tmp_path / "reads.py").write_text(source)
+    loss = {"kind": "python", "path": str(tmp_path / "reads.py") + ":mine"}
+    with pytest.raises(LoopwrightError, match=words) as caught:
+        async with several_ranks(config_of(llama_folder, tmp_path, ranks=2, loss=loss), tmp_path) as learner:
+            await learner.step(simple_groups(count=4))
+    assert "does not see your environment variables" in caught.value.message
+    assert "learner.loss.args" in caught.value.remedy
+
+
+LEAVING = """import sys, torch
+
+def mine(batch):
+    DOES
+
+class Leaving(torch.autograd.Function):
+    @staticmethod
+    def forward(context, logprobs):
+        return logprobs.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        sys.exit("in the backward pass")
+"""
 
 SLOW_DISK = """
 import sys, time

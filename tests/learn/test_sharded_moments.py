@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from traceback import StackSummary
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import distributed
+from torch.distributed.checkpoint._hf_utils import CUSTOM_METADATA_KEY, SAVED_OFFSETS_KEY
 from torch.distributed.checkpoint.api import CheckpointException
 
 from loopwright.errors import CheckpointError
@@ -82,3 +85,38 @@ def test_what_is_wrong_with_a_checkpoint_is_told_in_one_line_that_names_all_of_i
     with pytest.raises(CheckpointError) as caught:
         read_moments(tmp_path / "step-000001" / "optimizer", WEIGHTS, alone=False)
     assert caught.value.message == f"checkpoint {tmp_path}/step-000001 cannot be read: half of layer.1 is missing"
+
+
+def write_three_shards(folder: Path, moments: Mapping[str, torch.Tensor]) -> list[Path]:
+    """The files that three ranks write. The third has no row of a tensor of two."""
+    folder.mkdir(parents=True)
+    files = [folder / f"shard-{rank:05}-model-00001-of-00001.safetensors" for rank in (1, 2, 3)]
+    for rank, file in enumerate(files):
+        parts = {name: (tensor.chunk(3), rank) for name, tensor in moments.items() if rank < len(tensor.chunk(3))}
+        starts = {
+            name: {SAVED_OFFSETS_KEY: [sum(map(len, parts[:own])), *[0] * (parts[0].dim() - 1)]}
+            for name, (parts, own) in parts.items()
+        }
+        rows = {name: parts[own].contiguous() for name, (parts, own) in parts.items()}
+        save_file(rows, file, {CUSTOM_METADATA_KEY: json.dumps(starts)})
+    return files
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("missing", [None, 1, 2, 3])
+def test_a_checkpoint_that_lacks_a_file_of_a_rank_is_refused(
+    group_of_one: None, tmp_path: Path, alone: bool, missing: int | None
+) -> None:
+    """torch leaves what no file has as it was in memory."""
+    weights = {**WEIGHTS, "norm.weight": torch.empty(2), "head.bias": torch.empty(1)}
+    moments = {f"{name}/{moment}": torch.rand_like(weight) for name, weight in weights.items() for moment in MOMENTS}
+    files = write_three_shards(tmp_path / "step-000001" / "optimizer", moments)
+    if missing is None:
+        found = read_moments(files[0].parent, weights, alone=alone)
+        assert all(torch.equal(found[name], tensor) for name, tensor in moments.items())
+        return
+    files[missing - 1].unlink()
+    with pytest.raises(CheckpointError, match=f"{files[missing - 1].name} is missing") as caught:
+        read_moments(files[0].parent, weights, alone=alone)
+    assert f"checkpoint {tmp_path}/step-000001 cannot be read" in caught.value.message
+    assert "delete that folder" in caught.value.remedy

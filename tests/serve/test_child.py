@@ -55,6 +55,21 @@ async def test_one_that_does_not_want_to_end_is_killed(tmp_path: Path, monkeypat
     assert not alive(child.pid)
 
 
+async def test_one_that_does_not_want_to_end_is_killed_when_its_owner_is_cancelled(tmp_path: Path) -> None:
+    """Nobody waits for it any more, so it would outlive us."""
+    stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + READY + WAIT
+    opening = child_process(python(stubborn), env={}, log=tmp_path / "log", ready_seconds=20, grace_seconds=50)
+    child = await opening.__aenter__()
+    closing = asyncio.create_task(opening.__aexit__(None, None, None))
+    await asyncio.sleep(0.1)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(closing, 10)
+    with pytest.raises(ProcessLookupError):
+        # A process that was killed and not waited for would still be there.
+        os.kill(child.pid, 0)
+
+
 async def test_its_death_is_told_with_its_last_words_and_not_those_of_another(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("an earlier life\n")

@@ -215,6 +215,20 @@ def test_a_run_that_was_stopped_early_says_so(file):
 
 
 @pytest.mark.parametrize(
+    ("lost", "text"),
+    [
+        (range(5, 8), "Steps 5 to 7 are lost with the learner, and the same command goes on from step 4."),
+        (range(5, 6), "Step 5 is lost with the learner, and the same command goes on from step 4."),
+        (range(1, 4), "Steps 1 to 3 are lost with the learner, and the same command begins again."),
+    ],
+)
+def test_a_run_that_was_stopped_after_a_loss_says_what_is_lost(file, lost, text):
+    print_summary(summary_of(), finished=False, lost_steps=lost, out=piped(file))
+    assert f"Stopped before the last step. {text}" in file.getvalue()
+    assert "from here" not in file.getvalue()
+
+
+@pytest.mark.parametrize(
     ("seconds", "text"),
     [
         (0.04, "0.0 s"),

@@ -61,4 +61,4 @@ def open_rank(place: RankPlace, beat: Callable[[], None], stack: ExitStack) -> R
         found.model.requires_grad_(False)
         return found
 
-    return RankLearner(body, make_rank_recipe(loaded, reference), sharding, beat)
+    return RankLearner(body, make_rank_recipe(loaded, place.rank, reference), sharding, beat)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loopwright.build.parts import model_at
+from loopwright.build.rank_loss import loss_in_rank
 from loopwright.config import (
     AdvantageConfig,
     CispoConfig,
@@ -100,14 +101,15 @@ def make_driver_recipe(loaded: Loaded, ingredients: Ingredients, model: ModelSpe
     return _recipe(loaded, ingredients.advantage, ingredients.loss, kl, _sft(loaded, ingredients.examples, model))
 
 
-def make_rank_recipe(loaded: Loaded, reference: Callable[[str], Body]) -> Recipe:
-    """The recipe of a rank, which gets advantages and examples with each step. `reference` loads the model at a
+def make_rank_recipe(loaded: Loaded, rank: int, reference: Callable[[str], Body]) -> Recipe:
+    """The recipe of rank `rank`, which gets advantages and examples with each step. `reference` loads the model at a
     path."""
     config, sft = loaded.config.learner.kl, loaded.config.learner.sft
     path = config.reference if config and config.reference else loaded.config.model.path
     kl = KlTerm(config.kind, config.coefficient, reference(path)) if config else None
     term = SftTerm((), sft.coefficient, sft.examples_per_step, seed=0) if sft else None
-    return _recipe(loaded, _no_advantage, _loss(loaded.config.learner.loss, loaded), kl, term)
+    loss = loss_in_rank(rank, lambda: _loss(loaded.config.learner.loss, loaded))
+    return _recipe(loaded, _no_advantage, loss, kl, term)
 
 
 def _no_advantage(groups: Sequence[Scores]) -> list[list[float]]:

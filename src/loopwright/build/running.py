@@ -80,6 +80,12 @@ class Run:
         """Whether the last step and all work that is due after it are done."""
         return self._lineages.is_open and self.trainer.is_finished
 
+    @property
+    def lost_steps(self) -> range:
+        """The steps that are lost: a rank of the learner was lost, and the run was to stop, so it goes on from its last
+        checkpoint when it is opened again."""
+        return self._lineages.lost_steps
+
     async def train(self) -> bool:
         """Train to the end, export the model and write the report. False if the run was stopped before."""
         async for _ in self.steps():

@@ -17,9 +17,11 @@ from loopwright.cli.event_loop import run_async
 from loopwright.cli.models import models_folder
 from loopwright.cli.show_errors import show_warning
 from loopwright.config import Loaded, load
+from loopwright.weights.folder import remove_held
 
 STOPPED = 130
 """The exit code of a process that was told twice to stop."""
+STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 def train(
@@ -65,7 +67,8 @@ async def _train(loaded: Loaded, fresh: bool, allow_config_change: bool) -> None
     async with opened as run:
         finished = await run.train()
     if console is not None:
-        print_summary(summarise(run.folder), finished=finished, command=_command())
+        summary = summarise(run.folder)
+        print_summary(summary, finished=finished, lost_steps=run.lost_steps, command=_command())
 
 
 def _command() -> str:
@@ -74,19 +77,23 @@ def _command() -> str:
 
 
 def _stop_on_signals() -> asyncio.Event:
-    """Set by the first SIGINT or SIGTERM; the second one ends the process at once."""
+    """Set by the first SIGINT or SIGTERM; the second one frees the memory that would outlive the
+    process, and ends it at once."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     told = False
 
-    def on_signal(number: int, frame: FrameType | None) -> None:
+    def on_signal(_: int, frame: FrameType | None) -> None:
         nonlocal told
         if told:
+            for number in STOPS:
+                signal.signal(number, signal.SIG_DFL)
+            remove_held()
             os._exit(STOPPED)
         told = True
         loop.call_soon_threadsafe(stop.set)
         typer.echo("\nStopping after a checkpoint. Once more to stop at once.", err=True)
 
     # The loop's own handlers would have to wait for user code that blocks the loop.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOPS:
         signal.signal(number, on_signal)
     return stop

@@ -73,7 +73,8 @@ def try_loss(loss: TokenLoss, *, with_reference: bool) -> list[float]:
 def _call(what: str, path: str, function: Callable[..., Any], given: object, args: Mapping[str, Any]) -> Any:
     try:
         return function(given, **args)
-    except Exception as error:
+    # Also what would end the process: the user would not hear why, and a driver would take it for a lost rank.
+    except BaseException as error:
         if is_out_of_memory(error):
             # The step says how much it wanted to compute, and which setting halves that.
             raise

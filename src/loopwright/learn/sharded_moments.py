@@ -3,6 +3,7 @@ file for each rank, which say which part of which tensor they hold. Nothing in t
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from itertools import accumulate
@@ -13,6 +14,7 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem, WriteItem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -76,6 +78,24 @@ def _file_numbers(moments: Mapping[str, torch.Tensor]) -> dict[str, int]:
     return {name: 1 + end // FILE_BYTES for name, end in zip(moments, ends, strict=True)}
 
 
+def _require_all_rows(metadata: Metadata, name: str, shape: torch.Size) -> None:
+    """Raise if a file with rows of the tensor is missing: torch would leave them as they were in memory. Each rank has
+    written its rows, in the order of the ranks."""
+    entry = metadata.state_dict_metadata[name]
+    if not shape or not isinstance(entry, TensorStorageMetadata):
+        return
+    covered = ranks = 0
+    for part in sorted((one for one in entry.chunks if one.sizes.numel()), key=lambda one: one.offsets):
+        if part.offsets[0] != covered or part.sizes[1:] != shape[1:]:
+            break
+        covered, ranks = covered + part.sizes[0], ranks + 1
+    # Those that are too long are refused by torch.
+    if covered < shape[0]:
+        file = Path(metadata.storage_data[MetadataIndex(name, entry.chunks[0].offsets)].relative_path).name
+        missing = re.sub(r"shard-\d+", f"shard-{ranks + 1:05}", file)
+        raise ValueError(f"{missing} is missing or has not all rows of {name}")
+
+
 def read_moments(
     folder: Path, weights: Mapping[str, torch.Tensor], *, alone: bool, beat: Callable[[], None] = lambda: None
 ) -> dict[str, torch.Tensor]:
@@ -83,7 +103,10 @@ def read_moments(
     moments = {f"{name}/{moment}": torch.empty_like(weight) for name, weight in weights.items() for moment in MOMENTS}
     reader = HuggingFaceStorageReader(str(folder))
     try:
-        stored = reader.read_metadata().state_dict_metadata.keys()
+        metadata = reader.read_metadata()
+        stored = metadata.state_dict_metadata.keys()
+        for name in sorted(stored & moments.keys()):
+            _require_all_rows(metadata, name, moments[name].shape)
         if stored != moments.keys():
             raise CheckpointError(
                 f"checkpoint {folder.parent} has the optimiser's numbers of other weights, such as "

@@ -72,8 +72,8 @@ def load_state(
         saved = load_file(folder / file)
         about = json.loads((folder / META).read_text())
         version = int(about["version"])
+        _check_fits(folder, weights, saved)
         moments, random_state = _of_ranks(folder, weights, about) if is_sharded(folder) else _of_one(folder)
-    _check_fits(folder, weights, saved)
     with torch.no_grad():
         for name, weight in weights.items():
             weight.copy_(saved[name])

@@ -17,20 +17,35 @@ PROOF = re.compile(r"engine/\d+/proof_max")
 
 
 def print_summary(
-    run: RunSummary, *, finished: bool = True, command: str = "loopwright", out: rich.console.Console | None = None
+    run: RunSummary,
+    *,
+    finished: bool = True,
+    lost_steps: range = range(0),
+    command: str = "loopwright",
+    out: rich.console.Console | None = None,
 ) -> None:
-    """Print what a run achieved, where its results are, and the next commands to run. `command` is how the user calls
-    Loopwright."""
+    """Print what a run achieved, where its results are, and the next commands to run. `lost_steps` were trained by a
+    learner that was lost, and have no checkpoint. `command` is how the user calls Loopwright."""
     out = out or rich.console.Console(highlight=False)
     if run.evaluations:
         out.print()
         out.print(_before_and_after(run))
     out.print()
     if not finished:
-        text = "Stopped before the last step. The same command goes on from here."
+        text = f"Stopped before the last step. {where_it_goes_on(lost_steps)}"
         out.print(text, style="yellow", soft_wrap=True)
     for label, text in _results(run, command):
         out.print(Text.assemble((f"{label:<14}", "dim"), text), soft_wrap=True)
+
+
+def where_it_goes_on(lost_steps: range) -> str:
+    """Where the same command goes on after a run that was stopped."""
+    if not lost_steps:
+        return "The same command goes on from here."
+    first, last = lost_steps[0], lost_steps[-1]
+    what = f"Step {first} is" if first == last else f"Steps {first} to {last} are"
+    where = f"goes on from step {first - 1}" if first > 1 else "begins again"
+    return f"{what} lost with the learner, and the same command {where}."
 
 
 def _before_and_after(run: RunSummary) -> Table:

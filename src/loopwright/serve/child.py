@@ -12,7 +12,7 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -70,15 +70,17 @@ class Child:
             ) from None
 
     async def stop(self) -> None:
-        """Ask it to end (SIGTERM), and kill it after a while."""
+        """Ask it to end (SIGTERM), and kill it after a while, or when this is cancelled."""
         if self._process.returncode is None:
             self._process.terminate()
             try:
-                async with asyncio.timeout(self._grace_seconds):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._grace_seconds):
+                        await self._process.wait()
+            finally:
+                if self._process.returncode is None:
+                    self._process.kill()
                     await self._process.wait()
-            except TimeoutError:
-                self._process.kill()
-                await self._process.wait()
 
     async def _ready_line(self) -> Mapping[str, Any]:
         stdout = self._process.stdout

@@ -11,13 +11,16 @@ import hashlib
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from loopwright.errors import WeightsError
 
 SHARED_MEMORY = Path("/dev/shm")
 """A folder in memory on Linux. On other systems the run folder is used."""
+
+OPEN_FILES = Path("/proc/self/fd")
+"""Links to what this process has open, on Linux."""
 
 
 @contextmanager
@@ -54,6 +57,16 @@ def left_behind(shared_memory: Path = SHARED_MEMORY) -> dict[Path, int]:
     but the run may never be started again."""
     sizes = {folder: _size_if_left(folder) for folder in sorted(shared_memory.glob(f"{_prefix()}*"))}
     return {folder: size for folder, size in sizes.items() if size is not None}
+
+
+def remove_held(shared_memory: Path = SHARED_MEMORY) -> None:
+    """Remove the folders that this process holds, because it ends at once. Only Linux says which these are, and others
+    have no such folders in memory."""
+    for descriptor in OPEN_FILES.glob("*"):
+        with suppress(OSError):
+            held = descriptor.readlink()
+            if held.parent == shared_memory and held.name.startswith(_prefix()):
+                shutil.rmtree(held, ignore_errors=True)
 
 
 def _size_if_left(folder: Path) -> int | None:

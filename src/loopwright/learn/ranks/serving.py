@@ -156,14 +156,15 @@ def _told(pipe: DriverPipe, place: RankPlace) -> Iterator[Callable[[Any], None]]
     except LoopwrightError as error:
         pipe.send(RankFailed(str(error), error))
         raise
-    except Exception as error:
+    # A KeyboardInterrupt comes from outside of this process, so it counts as a loss.
+    except (Exception, SystemExit) as error:
         words = "".join(traceback.format_exception_only(error)).strip()
         told = None if is_of_others(error) else own_fault(error) or _raised(place.rank, words, error)
         pipe.send(RankFailed(words, told))
         raise
 
 
-def _raised(rank: int, words: str, error: Exception) -> RemoteError:
+def _raised(rank: int, words: str, error: BaseException) -> RemoteError:
     """What nobody has foreseen. Another try would most likely meet the same."""
     return RemoteError(
         f"rank {rank} of the learner raised {words}",
