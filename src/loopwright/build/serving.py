@@ -125,3 +125,4 @@ async def engine_server(
                     yield engine, bound
             finally:
                 watching.cancel()
+                await asyncio.wait((watching,))
