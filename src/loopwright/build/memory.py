@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 
 from loopwright.build import parts
 from loopwright.build.lora import adapted_model
+from loopwright.build.memory_demand import Demand, answer_tokens
 from loopwright.build.memory_parts import MemoryPart, MemoryPlan, ProcessMemory, When
 from loopwright.config import Loaded, TorchEngineConfig
 from loopwright.engines.torch.batch import halving
-from loopwright.engines.torch.memory_plan import Load, engine_memory
+from loopwright.engines.torch.memory_plan import engine_memory
 from loopwright.learn.memory_plan import StepShape, TrainedState, gathered_memory, step_memory
 from loopwright.learn.room import SMALLER_STATE, smaller_batches
 from loopwright.learn.trained import WholeModel
 from loopwright.models.device import CPU, planned_device
 from loopwright.models.memory import anonymous_memory
 from loopwright.models.shapes import META, ModelShape, model_shape
-from loopwright.types import ProduceKind
 
 AT_WORK = 160 * 10**6
 """What the buffers of torch's libraries, threads and the run's own records take on a CPU: runs of SmolLM2 and of a tiny
@@ -45,9 +45,8 @@ def plan_memory(loaded: Loaded, cache: Path, tokens: int | None = None) -> Memor
     device = planned_device(config.model.device, repeatable=config.trainer.deterministic)
     with _shape(loaded, cache, device) as shape:
         longest = shape.loaded.max_context
-    wanted = [own.sampling.max_new_tokens or config.rollout.max_new_tokens for own in config.task_sets]
     size = min(longest, tokens or longest)
-    answer = max(1, min(max(wanted), size - 1))
+    answer = answer_tokens(config, evaluated=False, size=size)
     planner = _Planner(loaded, cache, device, max(1, size - answer), answer)
     return MemoryPlan(size, answer, tuple(planner.processes()))
 
@@ -180,35 +179,25 @@ class _Planner:
         """An embedded engine, or one of `count` in processes of their own. On a CPU, keys and values stay while the
         learner trains."""
         config, settings = self.loaded.config, self.loaded.config.rollout.engine.embedded
-        sequences = min(settings.max_batch, math.ceil(self._in_flight() / max(1, count)))
-        load = Load(sequences, config.rollout.samples_per_task, self.prompt, self.answer)
+        demand = Demand(self.loaded, self.prompt + self.answer, max(1, count))
         with self._shape(device) as shape:
-            memory = engine_memory(shape, load, native=settings.native)
+            by_load = [(engine_memory(shape, load, native=settings.native), load) for load in set(demand.loads())]
             weights = shape.size
+        memory, load = max(by_load, key=lambda pair: pair[0].keys_and_values)
+        passing = max(memory.passing for memory, _ in by_load)
         kept = When.ALWAYS if device == CPU else When.SAMPLING
         if count:
             yield MemoryPart("weights", weights, "choose a smaller model")
         if memory.copy:
             off = "set rollout.engine.native to false, which decodes more slowly"
             yield MemoryPart("copy of the weights for native steps", memory.copy, off, When.SAMPLING)
-        size = f"{load.sequences:,} sequences of {self.prompt + self.answer:,} tokens"
+        size = f"{load.sequences:,} sequences of {load.prompt + load.answer:,} tokens"
         yield MemoryPart(f"keys and values of {size}", memory.keys_and_values, halving(settings.max_batch), kept)
         if not config.trainer.deterministic or count:
-            streams = load.prompts * self.prompt + load.sequences * self.answer
-            cached = min(settings.cache_tokens, streams)
+            cached = demand.cached()
             halved = f"set rollout.engine.cache_tokens to {settings.cache_tokens // 2}"
             yield MemoryPart(f"cache of {cached:,} earlier tokens", cached * memory.per_token, halved, kept)
-        yield MemoryPart("a pass over prompts", memory.passing, "shorten prompts", When.SAMPLING)
-
-    def _in_flight(self) -> int:
-        """How many answers are sampled at the same time, at most."""
-        config = self.loaded.config
-        rollout, produce = config.rollout, config.produce
-        many = rollout.engine.embedded.max_batch if rollout.concurrency == "auto" else rollout.concurrency
-        if produce.kind is not ProduceKind.SYNC:
-            return many
-        batch = config.trainer.groups_per_step * rollout.samples_per_task
-        return min(many, math.ceil(batch * (1 + produce.over_sample)))
+        yield MemoryPart("a pass over prompts", passing, "shorten prompts", When.SAMPLING)
 
     def _on_the_way(self) -> MemoryPart:
         """New weights are a file in memory, and the one before it is written over by the next."""
