@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 from loopwright.models.adapter_files import base_of
 from loopwright.models.attention import NAME
 from loopwright.models.device import CPU
+from loopwright.models.expert_shapes import ExpertShapes
 from loopwright.models.forward import ModuleForward, PackedForward
 from loopwright.models.lean import LeanForward
 from loopwright.models.linear import replace_linears
@@ -70,10 +71,11 @@ def model_shape(
     longest = context_of(config, max_context)
     if device_type != CPU:
         model.to(META)
-        yield ModelShape(LoadedModel(model, None, longest, ModuleForward(model)))
+        with ExpertShapes():
+            yield ModelShape(LoadedModel(model, None, longest, ModuleForward(model)))
         return
     replace_linears(model)
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.device(CPU):
+    with FakeTensorMode(allow_non_fake_inputs=True), ExpertShapes(), torch.device(CPU):
         _fake(model)
         parts = None
         if dtype == "float32":
