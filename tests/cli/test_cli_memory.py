@@ -11,6 +11,7 @@ from loopwright.build.memory_parts import DeviceRoom, MemoryPart, ProcessMemory,
 from loopwright.cli import main
 from loopwright.cli.memory import verdict
 from loopwright.config.loading import load
+from loopwright.errors import ModelError
 
 CONFIG = """
 model: {{path: {model}}}
@@ -162,3 +163,61 @@ def test_the_cache_keeps_what_was_sampled_since_the_last_update(file: Path) -> N
     (file.parent / "eval.jsonl").write_text('{"prompt": "2+2?", "truth": 4}\n')
     file.write_text(file.read_text() + EVALUATED.format(more=""))
     assert cached(file, *few) == ["cache of 32,768 earlier tokens"]
+
+
+def test_examples_to_imitate_are_planned_as_long_as_conversations(file: Path) -> None:
+    (file.parent / "sft.jsonl").write_text(
+        '{"messages": [{"role": "user", "content": "2"}, {"role": "assistant", "content": "3"}]}\n'
+    )
+    sft = ("learner.sft.path=sft.jsonl", "learner.sft.coefficient=1", "learner.sft.examples_per_step=16")
+    assert "activations and logits of 46 tokens" in parts_of(file, *SMALL_STEPS)
+    assert f"activations and logits of {16 * 39} tokens" in parts_of(file, *SMALL_STEPS, *sft)
+    assert f"activations and logits of {5 * 39} tokens" in parts_of(
+        file, *SMALL_STEPS, *sft, "learner.micro_batch_tokens=200"
+    )
+    assert "activations and logits of 39 tokens" in parts_of(file, *SMALL_STEPS, *sft, "learner.micro_batch_tokens=10")
+
+
+def test_ranks_on_actors_take_nothing_of_this_machine(file: Path) -> None:
+    ranks = ("learner.ranks=2", "rollout.engine.num_engines=1")
+    for placement, planned in (("local", True), ("ray", False)):
+        plan = plan_memory(load(file, [*ranks, f"learner.placement={placement}"], env={}), file.parent, 40)
+        assert {one.here for one in plan.processes if one.name == "a rank"} == {planned}
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ((), {"the run": "cuda:0", "the run, beside its GPU,": "cpu"}),
+        (
+            ("rollout.engine.num_engines=1", "rollout.engine.device=cuda:1"),
+            {"an engine": "cuda:1", "an engine, beside its GPU,": "cpu"},
+        ),
+        (
+            ("rollout.engine.num_engines=1", "learner.ranks=2"),
+            {"rank 1": "cuda:1", "a rank, beside its GPU,": "cpu"},
+        ),
+    ],
+    ids=["colocated", "engine apart", "ranks"],
+)
+def test_processes_on_a_gpu_take_memory_of_the_machine_too(
+    file: Path, more: tuple[str, ...], expected: dict[str, str]
+) -> None:
+    plan = plan_memory(load(file, ["model.device=cuda", *more], env={}), file.parent, 40)
+    assert expected.items() <= {one.name: one.device for one in plan.processes}.items()
+    (beside, *_) = [one for one in plan.processes if one.name in expected and one.device == "cpu"]
+    parts = {part.name: part.size for part in beside.parts}
+    assert "Python, torch and transformers" in parts
+    assert ("weights while they are loaded" in parts) is ("a rank" not in beside.name)
+
+
+def test_what_cannot_be_computed_without_weights_is_an_error_with_its_model(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def needs_numbers(*_: object, **__: object) -> None:
+        raise NotImplementedError("aten::nonzero: attempted to run this operator with Meta tensors\nsecond line")
+
+    monkeypatch.setattr("loopwright.build.memory.step_memory", needs_numbers)
+    with pytest.raises(ModelError, match=r"cannot be planned, .* aten::nonzero: .* Meta tensors\n  ->") as caught:
+        plan_memory(load(file, env={}), file.parent, 40)
+    assert "report this with your model" in caught.value.remedy
