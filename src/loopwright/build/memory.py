@@ -18,10 +18,10 @@ from loopwright.engines.torch.batch import halving
 from loopwright.engines.torch.memory_plan import engine_memory
 from loopwright.errors import ModelError
 from loopwright.learn.memory_plan import StepShape, TrainedState, gathered_memory, step_memory
-from loopwright.learn.room import SMALLER_STATE, smaller_batches
+from loopwright.learn.room import smaller_batches
 from loopwright.learn.trained import WholeModel
 from loopwright.models.device import CPU, planned_device
-from loopwright.models.memory import anonymous_memory
+from loopwright.models.memory import SMALLER_STATE, anonymous_memory
 from loopwright.models.shapes import META, ModelShape, model_shape
 
 AT_WORK = 160 * 10**6

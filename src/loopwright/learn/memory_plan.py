@@ -11,7 +11,7 @@ from loopwright.core.packing import Packed, micro_batches
 from loopwright.learn.attention import SharedPrefixPlan
 from loopwright.learn.checkpointing import layers_of
 from loopwright.learn.logprobs import head_memory
-from loopwright.learn.master import HALF, MasterWeights
+from loopwright.learn.master import FLOAT32, MasterWeights
 from loopwright.learn.room import MOMENT_BYTES
 from loopwright.learn.samples import tensors_of
 from loopwright.learn.sft import Example
@@ -20,7 +20,6 @@ from loopwright.models.device import CPU
 from loopwright.models.live_memory import LiveMemory
 from loopwright.models.shapes import ModelShape
 
-FLOAT32 = 4
 AT_ONCE = 2
 
 
@@ -40,7 +39,7 @@ class TrainedState:
         numbers = sum(p.numel() for p in trained.values())
         return cls(
             weights=weights,
-            masters=FLOAT32 * sum(p.numel() for p in trained.values() if p.dtype in HALF),
+            masters=MasterWeights.bytes_of(trained),
             gradients=FLOAT32 * numbers,
             moments=MOMENT_BYTES * numbers,
         )

@@ -16,16 +16,14 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import AutoModelForCausalLM
 
 from loopwright.models.adapter_files import base_of
-from loopwright.models.attention import NAME
 from loopwright.models.device import CPU
 from loopwright.models.expert_shapes import ExpertShapes
 from loopwright.models.forward import ModuleForward, PackedForward
 from loopwright.models.lean import LeanForward
 from loopwright.models.linear import replace_linears
-from loopwright.models.load import LoadedModel, context_of, read_config, source_of
+from loopwright.models.load import LoadedModel, bytes_of, context_of, without_weights, read_config, source_of
 from loopwright.models.norm import replace_norms
 from loopwright.models.probe import Probe, run_probe
 from loopwright.models.recognise import llama_parts
@@ -47,7 +45,7 @@ class ModelShape:
     @property
     def size(self) -> int:
         """The bytes of its weights."""
-        return sum(p.nbytes for p in self.parameters.values())
+        return bytes_of(self.loaded.model)
 
     @property
     def vocabulary(self) -> int:
@@ -62,8 +60,7 @@ def model_shape(
     """The shape of the model that `load_model` would load. It is usable inside of the context only. Raises ModelError
     if the model could not run here."""
     config = read_config(base_of(source_of(path, cache))[0])
-    with torch.device(META):
-        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), attn_implementation=NAME)
+    model = without_weights(config, dtype)
     model.eval()
     # Which rows of the table have gradients depends on the ids, and makes no difference to memory.
     model.get_input_embeddings().padding_idx = None
