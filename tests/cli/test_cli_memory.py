@@ -126,7 +126,9 @@ def cached(file: Path, *overrides: str) -> list[str]:
     return [name for name in parts_of(file, *overrides) if name.startswith("cache of ")]
 
 
-EVALUATED = "eval: {{data: {{kind: jsonl, path: eval.jsonl}}, agent: {{kind: single_turn, judger: integer_answer}}{more}}}"
+EVALUATED = (
+    "eval: {{data: {{kind: jsonl, path: eval.jsonl}}, agent: {{kind: single_turn, judger: integer_answer}}{more}}}"
+)
 SMALL_STEPS = ("trainer.groups_per_step=1", "rollout.samples_per_task=2")
 
 

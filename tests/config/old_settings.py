@@ -73,20 +73,40 @@ MOVES: list[tuple[str, object, dict[str, object], dict[str, object]]] = [
     (f"{ACTOR}.fsdp_config.dtype", "bfloat16", {}, {"model.dtype": "bfloat16"}),
     (f"{ACTOR}.fsdp_config.mixed_precision.param_dtype", "bf16", {}, {"model.dtype": "bfloat16"}),
     ("trainer.device", "cuda", {}, {"model.device": "cuda"}),
-    *(
-        (f"{ROLLOUT}.{name}", value, {f"{ROLLOUT}.name": "vllm"}, {"rollout.engine.args": args})
-        for name, value, args in (
-            ("tensor_model_parallel_size", 2, ["--tensor-parallel-size=2"]),
-            ("gpu_memory_utilization", 0.6, ["--gpu-memory-utilization=0.6"]),
-            ("max_num_batched_tokens", 8192, ["--max-num-batched-tokens=8192"]),
-            ("enforce_eager", True, ["--enforce-eager"]),
-            ("enforce_eager", False, []),
-            ("enable_chunked_prefill", False, ["--no-enable-chunked-prefill"]),
-            ("enable_chunked_prefill", True, []),
-            ("load_format", "safetensors", ["--load-format=safetensors"]),
-            ("load_format", "dummy", []),
-        )
+    (
+        f"{ROLLOUT}.tensor_model_parallel_size",
+        2,
+        {f"{ROLLOUT}.name": "vllm"},
+        {"rollout.engine.args": ["--tensor-parallel-size=2"]},
     ),
+    (
+        f"{ROLLOUT}.gpu_memory_utilization",
+        0.6,
+        {f"{ROLLOUT}.name": "vllm"},
+        {"rollout.engine.args": ["--gpu-memory-utilization=0.6"]},
+    ),
+    (
+        f"{ROLLOUT}.max_num_batched_tokens",
+        8192,
+        {f"{ROLLOUT}.name": "vllm"},
+        {"rollout.engine.args": ["--max-num-batched-tokens=8192"]},
+    ),
+    (f"{ROLLOUT}.enforce_eager", True, {f"{ROLLOUT}.name": "vllm"}, {"rollout.engine.args": ["--enforce-eager"]}),
+    (f"{ROLLOUT}.enforce_eager", False, {f"{ROLLOUT}.name": "vllm"}, {"rollout.engine.args": []}),
+    (
+        f"{ROLLOUT}.enable_chunked_prefill",
+        False,
+        {f"{ROLLOUT}.name": "vllm"},
+        {"rollout.engine.args": ["--no-enable-chunked-prefill"]},
+    ),
+    (f"{ROLLOUT}.enable_chunked_prefill", True, {f"{ROLLOUT}.name": "vllm"}, {"rollout.engine.args": []}),
+    (
+        f"{ROLLOUT}.load_format",
+        "safetensors",
+        {f"{ROLLOUT}.name": "vllm"},
+        {"rollout.engine.args": ["--load-format=safetensors"]},
+    ),
+    (f"{ROLLOUT}.load_format", "dummy", {f"{ROLLOUT}.name": "vllm"}, {"rollout.engine.args": []}),
     (
         f"{ROLLOUT}.gpu_memory_utilization",
         0.6,

@@ -289,5 +289,5 @@ def test_moments_of_a_checkpoint_may_find_no_memory(
     learner._step(simple_groups())
     learner._save(tmp_path)
     monkeypatch.setattr("loopwright.learn.state.load_state", lambda *_: torch.empty(1 << 50))
-    with pytest.raises(LearnerError, match="out of memory on the cpu .* of a checkpoint's moments of AdamW"):
+    with pytest.raises(LearnerError, match=r"out of memory on the cpu .* of a checkpoint's moments of AdamW"):
         learner._load(tmp_path)

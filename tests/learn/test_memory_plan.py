@@ -133,9 +133,7 @@ def test_memory_is_counted_while_it_lives() -> None:
 
 @pytest.mark.parametrize("tokens", [410, 333, 60], ids=["equal pieces", "a small last piece", "few pieces"])
 @pytest.mark.parametrize("window", [None, 100])
-def test_what_is_alike_is_planned_once(
-    monkeypatch: pytest.MonkeyPatch, tokens: int, window: int | None
-) -> None:
+def test_what_is_alike_is_planned_once(monkeypatch: pytest.MonkeyPatch, tokens: int, window: int | None) -> None:
     """A long row on another device than the CPU is computed in hundreds of pieces, of which the last are the
     largest."""
     monkeypatch.setattr(products, "QUERIES", 20)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from emulated_gpu import DEVICE, Gpu
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM
 
 from loopwright.errors import ModelError
@@ -167,7 +167,10 @@ def test_a_head_whose_logits_are_scaled_is_refused_in_any_precision(tmp_path: Pa
 
 
 def test_weights_that_find_no_memory_on_a_device_say_how_much_they_want(tiny_llama_folder: Path) -> None:
-    with Gpu(limit=50_000), pytest.raises(ModelError, match=r"out of memory on gpu:0 while model .* 0\.00 GiB") as caught:
+    with (
+        Gpu(limit=50_000),
+        pytest.raises(ModelError, match=r"out of memory on gpu:0 while model .* 0\.00 GiB") as caught,
+    ):
         load_model(str(tiny_llama_folder), cache=tiny_llama_folder, device=DEVICE)
     assert "choose a smaller model" in caught.value.remedy
 
@@ -188,7 +191,9 @@ def test_weights_that_find_no_memory_while_they_are_read_are_not_called_missing(
         raise error
 
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", fails)
-    with pytest.raises(ModelError, match="out of memory on the cpu .* is loaded, whose weights take 0.00 GiB") as caught:
+    with pytest.raises(
+        ModelError, match=r"out of memory on the cpu .* is loaded, whose weights take 0.00 GiB"
+    ) as caught:
         load_model(str(tiny_llama_folder), cache=tiny_llama_folder)
     assert "choose a smaller model" in caught.value.remedy
     assert "smollm2" not in caught.value.remedy

@@ -96,6 +96,7 @@ def test_the_device_is_named_before_it_is_checked(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_cpu_is_not_compared_with_itself_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loopwright.testing.device_check.seen_gpus", lambda: SeenGpus(None, 0, 0))
     monkeypatch.setattr("loopwright.models.device.seen_gpus", lambda: SeenGpus(None, 0, 0))
     result = CliRunner().invoke(app, ["doctor", "--gpu", "--device", "auto"])
     assert "there is no GPU to check: this machine has no GPU" in str(result.exception)

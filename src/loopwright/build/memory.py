@@ -205,8 +205,9 @@ class _Planner:
         """Those that a mini-batch imitates. How long they are is not known: here they are as long as conversations, and
         answers but for their first token."""
         sft = self.loaded.config.learner.sft
-        size = self.prompt + self.answer
-        return sft and StepShape(self._of_a_mini_batch(sft.examples_per_step, ranks), 1, 1, size - 1)
+        if sft is None:
+            return None
+        return StepShape(self._of_a_mini_batch(sft.examples_per_step, ranks), 1, 1, self.prompt + self.answer - 1)
 
     def _of_a_mini_batch(self, count: int, ranks: int) -> int:
         config = self.loaded.config

@@ -54,7 +54,9 @@ class Demand:
     def _limit(self) -> int:
         """How many rollouts the run has in flight at most, as `rollouts_in_flight` has it."""
         rollout = self.loaded.config.rollout
-        return self.engines * rollout.engine.embedded.max_batch if rollout.concurrency == "auto" else rollout.concurrency
+        return (
+            self.engines * rollout.engine.embedded.max_batch if rollout.concurrency == "auto" else rollout.concurrency
+        )
 
     def _trained_at_once(self) -> int:
         if not self._is_sync:

@@ -19,8 +19,6 @@ from loopwright.config.base import known_device
 from loopwright.errors import ConfigError
 
 if TYPE_CHECKING:
-    import torch
-
     from loopwright.cluster.probe import FoundCluster
     from loopwright.doctor import Advice, Facts
 
@@ -78,27 +76,10 @@ def _refuse_idle_options(gpu: bool, without: dict[str, object], with_it: dict[st
         )
 
 
-def _device_to_check(wanted: str) -> torch.device:
-    """Say which device is checked. The CPU must be named: a check of it says nothing of a GPU."""
-    import torch
-
-    from loopwright.models.device import AUTO, CPU, chosen_device, seen_gpus
-
-    device = chosen_device(wanted, setting="--device")
-    if device.type == CPU and wanted == AUTO:
-        seen = seen_gpus()
-        raise ConfigError(f"--device is auto, and there is no GPU to check: {seen.why_none}", remedy=seen.remedy)
-    if device.type == CPU:
-        typer.secho("no GPU is checked: this compares the CPU with itself", fg=typer.colors.YELLOW)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
-    typer.echo(f"{device}: {name}, torch {torch.__version__}")
-    return device
-
-
 def _check_device(wanted: str, model: str | None) -> None:
     """Print each check when it is done. All must pass."""
     from loopwright.models.runtime import configure
-    from loopwright.testing.device_check import DeviceCheck
+    from loopwright.testing.device_check import DeviceCheck, described, device_to_check
     from loopwright.testing.tiny import tiny_llama
 
     async def check(path: str) -> bool:
@@ -109,7 +90,9 @@ def _check_device(wanted: str, model: str | None) -> None:
             passed = passed and one.passed
         return passed
 
-    device = _device_to_check(wanted)
+    device = device_to_check(wanted)
+    for line in described(device):
+        typer.echo(line)
     configure(threads=None, deterministic=False)
     with tempfile.TemporaryDirectory() as folder:
         if not asyncio.run(check(model or str(tiny_llama(Path(folder), max_position_embeddings=16_384)))):

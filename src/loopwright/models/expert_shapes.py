@@ -14,6 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 class ExpertShapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is entered, a product of grouped rows gives an empty tensor of the right shape."""
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.ops.aten._grouped_mm.default:
@@ -30,6 +33,6 @@ def _product(
 ) -> torch.Tensor:
     """Whichever of both has a dimension less has the rows or columns of all groups one after the other."""
     groups = () if offs is None or a.dim() != b.dim() else (len(offs),)
-    if a.dim() == b.dim() == 3:  # noqa: PLR2004
+    if a.dim() == b.dim() == 3:
         groups = (len(a),)
     return a.new_empty(*groups, a.shape[-2], b.shape[-1], dtype=out_dtype or a.dtype)

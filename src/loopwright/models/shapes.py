@@ -23,7 +23,7 @@ from loopwright.models.expert_shapes import ExpertShapes
 from loopwright.models.forward import ModuleForward, PackedForward
 from loopwright.models.lean import LeanForward
 from loopwright.models.linear import replace_linears
-from loopwright.models.load import LoadedModel, bytes_of, context_of, without_weights, read_config, source_of
+from loopwright.models.load import LoadedModel, bytes_of, context_of, read_config, source_of, without_weights
 from loopwright.models.norm import replace_norms
 from loopwright.models.probe import Probe, run_probe
 from loopwright.models.recognise import llama_parts
