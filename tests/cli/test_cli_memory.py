@@ -11,6 +11,7 @@ from loopwright.build.memory_parts import DeviceRoom, MemoryPart, ProcessMemory,
 from loopwright.cli import main
 from loopwright.cli.memory import verdict
 from loopwright.config.loading import load
+from loopwright.errors import ModelError
 from loopwright.models.device import SeenGpus
 
 CONFIG = """
@@ -135,3 +136,111 @@ def test_sampling_and_training_take_turns() -> None:
 def test_the_verdict(total: int | None, free: int | None, said: str) -> None:
     whole, now = (None if size is None else size * GIB for size in (total, free))
     assert said in verdict(DeviceRoom("cpu", 6 * GIB, whole, now, PART))[0]
+
+
+def parts_of(file: Path, *overrides: str, tokens: int = 40, process: int = 0) -> dict[str, int]:
+    plan = plan_memory(load(file, overrides, env={}), file.parent, tokens)
+    return {part.name: part.size for part in plan.processes[process].parts}
+
+
+def cached(file: Path, *overrides: str) -> list[str]:
+    return [name for name in parts_of(file, *overrides) if name.startswith("cache of ")]
+
+
+EVALUATED = (
+    "eval: {{data: {{kind: jsonl, path: eval.jsonl}}, agent: {{kind: single_turn, judger: integer_answer}}{more}}}"
+)
+SMALL_STEPS = ("trainer.groups_per_step=1", "rollout.samples_per_task=2")
+
+
+@pytest.mark.parametrize(
+    ("tasks", "more", "planned"),
+    [(40, "", 40), (100, "", 64), (40, ", samples: 8", 64), (1, "", 2)],
+    ids=["as many as it has tasks", "as many as an engine takes", "all samples of each", "fewer than in training"],
+)
+def test_evaluation_samples_more_at_once_than_a_step(file: Path, tasks: int, more: str, planned: int) -> None:
+    assert "keys and values of 2 sequences of 40 tokens" in parts_of(file, *SMALL_STEPS)
+    rows = [f'{{"prompt": "{number}+2?", "truth": 4}}' for number in range(tasks)]
+    (file.parent / "eval.jsonl").write_text("\n".join(rows))
+    file.write_text(file.read_text() + EVALUATED.format(more=more))
+    assert f"keys and values of {planned} sequences of 40 tokens" in parts_of(file, *SMALL_STEPS)
+
+
+def test_answers_of_an_evaluation_have_a_length_of_their_own(file: Path) -> None:
+    """Its answers share no prompt, so more of each conversation is in the rows of live requests."""
+    (file.parent / "eval.jsonl").write_text("\n".join(f'{{"prompt": "{n}", "truth": 4}}' for n in range(64)))
+    name = "keys and values of 64 sequences of 400 tokens"
+    texts = [file.read_text() + EVALUATED.format(more=more) for more in ("", ", sampling: {max_new_tokens: 300}")]
+    sizes = []
+    for text in texts:
+        file.write_text(text)
+        sizes.append(parts_of(file, *SMALL_STEPS, tokens=400)[name])
+    assert sizes[1] > sizes[0]
+
+
+def test_the_cache_keeps_what_was_sampled_since_the_last_update(file: Path) -> None:
+    few = ("rollout.engine.max_batch=2", "rollout.samples_per_task=2")
+    assert cached(file, *few, "trainer.groups_per_step=48") == [f"cache of {48 * (32 + 2 * 8):,} earlier tokens"]
+    for more in (("produce.filter=no_signal",), ("produce.kind=async", "rollout.engine.num_engines=0")):
+        assert cached(file, *few, *more) == ["cache of 32,768 earlier tokens"]
+    (file.parent / "eval.jsonl").write_text('{"prompt": "2+2?", "truth": 4}\n')
+    file.write_text(file.read_text() + EVALUATED.format(more=""))
+    assert cached(file, *few) == ["cache of 32,768 earlier tokens"]
+
+
+def test_examples_to_imitate_are_planned_as_long_as_conversations(file: Path) -> None:
+    (file.parent / "sft.jsonl").write_text(
+        '{"messages": [{"role": "user", "content": "2"}, {"role": "assistant", "content": "3"}]}\n'
+    )
+    sft = ("learner.sft.path=sft.jsonl", "learner.sft.coefficient=1", "learner.sft.examples_per_step=16")
+    assert "activations and logits of 46 tokens" in parts_of(file, *SMALL_STEPS)
+    assert f"activations and logits of {16 * 39} tokens" in parts_of(file, *SMALL_STEPS, *sft)
+    assert f"activations and logits of {4 * 39} tokens" in parts_of(
+        file, *SMALL_STEPS, *sft, "learner.micro_batch_tokens=200"
+    )
+    assert "activations and logits of 39 tokens" in parts_of(file, *SMALL_STEPS, *sft, "learner.micro_batch_tokens=10")
+
+
+def test_ranks_on_actors_take_nothing_of_this_machine(file: Path) -> None:
+    ranks = ("learner.ranks=2", "rollout.engine.num_engines=1")
+    for placement, planned in (("local", True), ("ray", False)):
+        plan = plan_memory(load(file, [*ranks, f"learner.placement={placement}"], env={}), file.parent, 40)
+        assert {one.here for one in plan.processes if one.name == "a rank"} == {planned}
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ((), {"the run": "cuda:0", "the run, beside its GPU,": "cpu"}),
+        (
+            ("rollout.engine.num_engines=1", "rollout.engine.device=cuda:1"),
+            {"an engine": "cuda:1", "an engine, beside its GPU,": "cpu"},
+        ),
+        (
+            ("rollout.engine.num_engines=1", "learner.ranks=2"),
+            {"rank 1": "cuda:1", "a rank, beside its GPU,": "cpu"},
+        ),
+    ],
+    ids=["colocated", "engine apart", "ranks"],
+)
+def test_processes_on_a_gpu_take_memory_of_the_machine_too(
+    file: Path, more: tuple[str, ...], expected: dict[str, str]
+) -> None:
+    plan = plan_memory(load(file, ["model.device=cuda", *more], env={}), file.parent, 40)
+    assert expected.items() <= {one.name: one.device for one in plan.processes}.items()
+    (beside, *_) = [one for one in plan.processes if one.name in expected and one.device == "cpu"]
+    parts = {part.name: part.size for part in beside.parts}
+    assert "Python, torch and transformers" in parts
+    assert ("weights while they are loaded" in parts) is ("a rank" not in beside.name)
+
+
+def test_what_cannot_be_computed_without_weights_is_an_error_with_its_model(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def needs_numbers(*_: object, **__: object) -> None:
+        raise NotImplementedError("aten::nonzero: attempted to run this operator with Meta tensors\nsecond line")
+
+    monkeypatch.setattr("loopwright.build.memory.step_memory", needs_numbers)
+    with pytest.raises(ModelError, match=r"cannot be planned, .* aten::nonzero: .* Meta tensors\n  ->") as caught:
+        plan_memory(load(file, env={}), file.parent, 40)
+    assert "report this with your model" in caught.value.remedy

@@ -116,7 +116,12 @@ def test_a_key_or_section_without_equivalent_says_what_to_do(problems_of, minima
         ({"actor_rollout_ref.model": {"lora_rank": 8, "target_modules": "q.*"}}, "learner.lora.targets"),
         ({"actor_rollout_ref.model": {"lora_rank": 8, "exclude_modules": ["q"]}}, "learner.lora.targets"),
         ({"actor_rollout_ref.model": {"lora_rank": "x"}}, "set learner.lora.rank"),
-        ({"trainer.nnodes": 2}, "all ranks are on the driver's machine"),
+        ({"trainer.nnodes": 2}, "set learner.placement: ray, and learner.ranks to the GPUs of all nodes"),
+        ({"trainer.device": "npu"}, "set model.device: auto, cpu or cuda"),
+        ({f"{ROLLOUT}.gpu_memory_utilization": 0.6}, "rollout.engine.max_batch bound memory"),
+        ({f"{ROLLOUT}.enforce_eager": True, f"{ROLLOUT}.name": "hf"}, "how the model is computed is not a setting"),
+        ({f"{ACTOR}.fsdp_config.wrap_policy": {"min_num_params": 3}}, f"{ACTOR}.fsdp_config.wrap_policy: has no"),
+        ({f"{ACTOR}.fsdp_config.mixed_precision": {"cast": 1}}, "set model.dtype: the optimiser's weights"),
         ({"trainer.n_gpus_per_node": "all"}, "is 'all', which is no number of GPUs"),
         ({f"{ACTOR}.fsdp_config.fsdp_size": 2, "trainer.n_gpus_per_node": 4}, "sharded over all learner.ranks"),
         ({f"{ACTOR}.fsdp_config.dtype": "float8"}, "set model.dtype: bfloat16 or float32"),
@@ -169,8 +174,8 @@ def test_a_section_whose_switch_is_known_and_off_is_not_needed(load_text, minima
 
 def test_problems_with_one_remedy_are_one_problem(problems_of, minimal):
     """Each with where it is."""
-    one, other = problems_of(minimal + "ray_kwargs: 2\n", "trainer.device=cuda", "trainer.logger=x")
-    assert one.startswith("ray_kwargs: has no equivalent (run.yaml:6; likewise trainer.device (command line)) -> ")
+    one, other = problems_of(minimal + "ray_kwargs: 2\n", "trainer.use_v1=true", "trainer.logger=x")
+    assert one.startswith("ray_kwargs: has no equivalent (run.yaml:6; likewise trainer.use_v1 (command line)) -> ")
     assert other.startswith("trainer.logger: names x (command line) -> ")
 
 

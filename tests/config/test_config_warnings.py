@@ -40,6 +40,10 @@ def test_one_odd_setting_gives_one_warning(load_text, minimal, overrides, words)
     assert " -> " in warning
 
 
+def test_half_precision_is_not_slow_on_a_gpu(load_text, minimal):
+    assert load_text(minimal, "model.dtype=bfloat16", "model.device=cuda:1").warnings == ()
+
+
 def test_generated_tasks_overlap_unless_their_seeds_are_far_apart(load_text, minimal):
     text = minimal.replace(
         "{kind: jsonl, path: tasks.jsonl}", "{kind: reasoning_gym, family: gcd, size: 900, seed: 50}"

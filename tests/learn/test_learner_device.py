@@ -17,6 +17,7 @@ from loopwright.learn.body import LeanBody, ModuleBody, body_of
 from loopwright.learn.custom import custom_loss
 from loopwright.learn.kl import KlTerm
 from loopwright.learn.learner import TorchLearner
+from loopwright.learn.meter import StepMeter
 from loopwright.learn.sft import Example, SftTerm
 from loopwright.models.live_memory import LiveMemory
 from loopwright.models.load import LoadedModel, load_model
@@ -251,3 +252,42 @@ def test_another_error_stays_what_it_is(llama_folder: Path) -> None:
 
     with pytest.raises(RuntimeError, match=r"^no$"):
         learner_of(load_tiny(llama_folder), loss=broken)._step(simple_groups())
+
+
+def test_masters_that_find_no_memory_say_how_much_they_want(llama_folder: Path) -> None:
+    with Gpu() as gpu:
+        loaded = on_gpu(llama_folder, "bfloat16")
+        gpu.limit = gpu.used + 50_000
+        with pytest.raises(LearnerError, match=r"out of memory on gpu:0 for 0\.00 GiB of weights in float32") as caught:
+            learner_of(loaded)
+    assert "choose a smaller model" in caught.value.remedy
+
+
+@pytest.mark.parametrize("place", ["clip_grads_with_norm_", "zeros_like", "update_copies"])
+def test_everything_of_an_update_may_find_no_memory(
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    def greedy(*_: object, **__: object) -> None:
+        torch.empty(1 << 50)
+
+    learner = learner_of(load_tiny(llama_folder), max_grad_norm=1e-6)
+    learner._weights.forget_gradients()
+    learner._executor._passes = 0
+    if place != "zeros_like":
+        for weight in learner._weights.named.values():
+            weight.grad = torch.ones_like(weight)
+    owner = {"clip_grads_with_norm_": "torch.nn.utils", "zeros_like": "torch"}
+    monkeypatch.setattr(f"{owner.get(place, 'loopwright.learn.master.MasterWeights')}.{place}", greedy)
+    with pytest.raises(LearnerError, match=r"out of memory on the cpu .* in the update of [\d,]+ parameters"):
+        learner._executor._update(1, StepMeter())
+
+
+def test_moments_of_a_checkpoint_may_find_no_memory(
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    learner = learner_of(load_tiny(llama_folder))
+    learner._step(simple_groups())
+    learner._save(tmp_path)
+    monkeypatch.setattr("loopwright.learn.state.load_state", lambda *_: torch.empty(1 << 50))
+    with pytest.raises(LearnerError, match=r"out of memory on the cpu .* of a checkpoint's moments of AdamW"):
+        learner._load(tmp_path)

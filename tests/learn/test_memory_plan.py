@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,11 @@ import pytest
 import torch
 from emulated_gpu import DEVICE, Gpu
 from made_groups import Maker, group_of, learner_of
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3MoeConfig
 
+from loopwright.core.packing import Packed
+from loopwright.learn import products
+from loopwright.learn.attention import SharedPrefixPlan
 from loopwright.learn.body import LeanBody, ModuleBody, body_of
 from loopwright.learn.learner import TorchLearner
 from loopwright.learn.memory_plan import StepShape, TrainedState, step_memory
@@ -124,3 +129,62 @@ def test_memory_is_counted_while_it_lives() -> None:
     assert (memory.used, memory.peak) == (40, 80)
     del second
     assert memory.used == 0
+
+
+@pytest.mark.parametrize("tokens", [410, 333, 60], ids=["equal pieces", "a small last piece", "few pieces"])
+@pytest.mark.parametrize("window", [None, 100])
+def test_what_is_alike_is_planned_once(monkeypatch: pytest.MonkeyPatch, tokens: int, window: int | None) -> None:
+    """A long row on another device than the CPU is computed in hundreds of pieces, of which the last are the
+    largest."""
+    monkeypatch.setattr(products, "QUERIES", 20)
+    monkeypatch.setattr("loopwright.learn.layout.SHORT", 0)
+    peaks, calls = [], []
+    for device in (META, "no device"):
+        monkeypatch.setattr(products, "META", device)
+        q, k, v = (torch.empty(tokens, heads, 8, device=META) for heads in (4, 2, 2))
+        memory = CallsCounted()
+        with memory:
+            plan = SharedPrefixPlan([Packed(tokens - 30, (0, 1), (15, 15))], torch.device(META))
+            output, total = plan.compute(q, k, v, 0.3, window)
+            plan.gradients(torch.empty_like(output), q, k, v, output, total, 0.3, window)
+        peaks.append(memory.peak)
+        calls.append(memory.calls)
+    assert peaks[0] == peaks[1]
+    assert window is not None or tokens == 60 or calls[0] < calls[1] / 2
+
+
+class CallsCounted(LiveMemory):
+    calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+@pytest.fixture(scope="module")
+def mixture_folder(tmp_path_factory: pytest.TempPathFactory, llama_folder: Path) -> Path:
+    """A mixture of experts."""
+    folder = tmp_path_factory.mktemp("mixture")
+    shutil.copytree(llama_folder, folder, dirs_exist_ok=True)
+    old = AutoConfig.from_pretrained(llama_folder)
+    config = Qwen3MoeConfig(
+        vocab_size=old.vocab_size,
+        hidden_size=32,
+        intermediate_size=64,
+        moe_intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=1024,
+        eos_token_id=old.eos_token_id,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_mixture_of_experts_is_planned_in_every_precision(mixture_folder: Path, dtype: str) -> None:
+    compare(mixture_folder, LONG, 4096, checkpointed=False, dtype=dtype)

@@ -87,6 +87,7 @@ def test_errors_that_say_that_memory_ran_out() -> None:
     assert is_out_of_memory(caught.value)
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
     assert is_out_of_memory(MemoryError())
+    assert is_out_of_memory(RuntimeError("unable to mmap 57033728 bytes from file <x>: Cannot allocate memory (12)"))
     for words in (
         "CUDA error: out of memory",
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from emulated_gpu import DEVICE, Gpu
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, GraniteConfig, GraniteForCausalLM
 
@@ -163,3 +164,36 @@ def test_a_head_whose_logits_are_scaled_is_refused_in_any_precision(tmp_path: Pa
     tiny_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(ModelError, match="product of hidden states and head"):
         load_model(str(tmp_path), cache=tmp_path, dtype=dtype)
+
+
+def test_weights_that_find_no_memory_on_a_device_say_how_much_they_want(tiny_llama_folder: Path) -> None:
+    with (
+        Gpu(limit=50_000),
+        pytest.raises(ModelError, match=r"out of memory on gpu:0 while model .* 0\.00 GiB") as caught,
+    ):
+        load_model(str(tiny_llama_folder), cache=tiny_llama_folder, device=DEVICE)
+    assert "choose a smaller model" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("unable to mmap 57033728 bytes from file <model.safetensors>: Cannot allocate memory (12)"),
+        MemoryError(),
+        OSError(12, "Cannot allocate memory"),
+    ],
+    ids=["a file that is mapped", "Python", "the system"],
+)
+def test_weights_that_find_no_memory_while_they_are_read_are_not_called_missing(
+    tiny_llama_folder: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", fails)
+    with pytest.raises(
+        ModelError, match=r"out of memory on the cpu .* is loaded, whose weights take 0.00 GiB"
+    ) as caught:
+        load_model(str(tiny_llama_folder), cache=tiny_llama_folder)
+    assert "choose a smaller model" in caught.value.remedy
+    assert "smollm2" not in caught.value.remedy

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from loopwright.cli.app import app
 from loopwright.core.packing import micro_batches, pack
 from loopwright.learn.products import product_gradients
+from loopwright.models.device import SeenGpus
 from loopwright.testing.device_check import Checked, DeviceCheck
 from loopwright.testing.made_groups import row_of
 from loopwright.testing.tiny import tiny_llama
@@ -79,6 +81,40 @@ def test_where_there_is_no_gpu_the_doctor_says_so() -> None:
     assert "--device is cuda" in f"{result.output}{result.exception}"
 
 
+def test_the_device_is_named_before_it_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def none(self: DeviceCheck) -> AsyncIterator[Checked]:
+        yield Checked("nothing", f"on {self.device}", passed=True)
+
+    monkeypatch.setattr(DeviceCheck, "run", none)
+    monkeypatch.setattr("loopwright.models.device.seen_gpus", lambda: SeenGpus("CUDA 13.0", 2, 2))
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: f"GPU {device.index}")
+    result = CliRunner().invoke(app, ["doctor", "--gpu", "--device", "cuda:1"])
+    assert result.output.splitlines() == [
+        f"cuda:1: GPU 1, torch {torch.__version__}",
+        "ok     nothing: on cuda:1",
+    ]
+
+
+def test_the_cpu_is_not_compared_with_itself_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loopwright.testing.device_check.seen_gpus", lambda: SeenGpus(None, 0, 0))
+    monkeypatch.setattr("loopwright.models.device.seen_gpus", lambda: SeenGpus(None, 0, 0))
+    result = CliRunner().invoke(app, ["doctor", "--gpu", "--device", "auto"])
+    assert "there is no GPU to check: this machine has no GPU" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--gpu", "--json"], "--json would do nothing beside --gpu"),
+        (["--gpu", "--cluster", "auto", "--json"], "--json and --cluster would do nothing beside --gpu"),
+        (["--model", "smollm2"], "--model would do nothing without --gpu"),
+        (["--device", "cuda"], "--device would do nothing without --gpu"),
+    ],
+)
+def test_options_that_do_nothing_are_refused(options: list[str], said: str) -> None:
+    assert said in str(CliRunner().invoke(app, ["doctor", *options]).exception)
+
+
 @pytest.mark.real
 def test_half_precision_stays_near_full_precision(tmp_path: Path) -> None:
     """In a child process: a CPU may trap instructions that it advertises, and kill whoever uses them."""
@@ -99,4 +135,7 @@ def test_all_checks_pass_on_a_cpu(tmp_path: Path) -> None:
     capped = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16", "OMP_NUM_THREADS": "1", "HOME": str(tmp_path)}
     done = subprocess.run(command, env=capped, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert [line.split()[0] for line in done.stdout.splitlines()] == ["ok"] * 6
+    honest, device, *lines = done.stdout.splitlines()
+    assert honest == "no GPU is checked: this compares the CPU with itself"
+    assert device == f"cpu: the CPU, torch {torch.__version__}"
+    assert [line.split()[0] for line in lines] == ["ok"] * 6

@@ -34,15 +34,17 @@ def doctor(
     ] = None,
     gpu: Annotated[bool, typer.Option("--gpu", help="Only check what the GPU computes, against the CPU.")] = False,
     device: Annotated[
-        str, typer.Option("--device", parser=known_device, metavar="DEVICE", help="Which one --gpu checks.")
-    ] = "cuda",
+        str | None,
+        typer.Option("--device", parser=known_device, metavar="DEVICE", help="Which one --gpu checks. Default: cuda."),
+    ] = None,
     model: Annotated[
         str | None, typer.Option("--model", help="What --gpu computes: as model.path. Default: a tiny random model.")
     ] = None,
 ) -> None:
     """Say what is installed, what this machine can do, and what to install next."""
+    _refuse_idle_options(gpu, {"--json": as_json, "--cluster": address}, {"--device": device, "--model": model})
     if gpu:
-        _check_device(device, model)
+        _check_device(device or "cuda", model)
         return
     from loopwright.doctor import Severity, advise, examine
     from loopwright.weights.folder import left_behind
@@ -63,22 +65,34 @@ def doctor(
         raise typer.Exit(FAILED)
 
 
-def _check_device(device: str, model: str | None) -> None:
+def _refuse_idle_options(gpu: bool, without: dict[str, object], with_it: dict[str, object]) -> None:
+    """`without` are the options that do nothing with --gpu, and `with_it` those that do nothing without it."""
+    idle = [name for name, value in (without if gpu else with_it).items() if value]
+    if idle:
+        names = " and ".join(idle)
+        raise ConfigError(
+            f"{names} would do nothing {'beside' if gpu else 'without'} --gpu",
+            remedy=f"remove {names}" if gpu else f"add --gpu, or remove {names}",
+        )
+
+
+def _check_device(wanted: str, model: str | None) -> None:
     """Print each check when it is done. All must pass."""
-    from loopwright.models.device import chosen_device
     from loopwright.models.runtime import configure
-    from loopwright.testing.device_check import DeviceCheck
+    from loopwright.testing.device_check import DeviceCheck, described, device_to_check
     from loopwright.testing.tiny import tiny_llama
 
     async def check(path: str) -> bool:
         passed = True
-        chosen = chosen_device(device, setting="--device")
-        async for one in DeviceCheck(chosen, path, models_folder()).run():
+        async for one in DeviceCheck(device, path, models_folder()).run():
             word, colour = ("ok", typer.colors.GREEN) if one.passed else ("WRONG", typer.colors.RED)
             typer.echo(f"{typer.style(f'{word:<6}', fg=colour)} {one.name}: {one.found}")
             passed = passed and one.passed
         return passed
 
+    device = device_to_check(wanted)
+    for line in described(device):
+        typer.echo(line)
     configure(threads=None, deterministic=False)
     with tempfile.TemporaryDirectory() as folder:
         if not asyncio.run(check(model or str(tiny_llama(Path(folder), max_position_embeddings=16_384)))):

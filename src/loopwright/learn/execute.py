@@ -201,31 +201,34 @@ class StepExecutor:
 
     def _update(self, step: int, meter: StepMeter) -> None:
         """One optimiser step. If the gradient is not finite, it raises and changes nothing."""
-        weights, limit = list(self._weights.named.values()), self._recipe.max_grad_norm
-        gradients = []
-        for name, weight in self._weights.named.items():
-            if weight.grad is None:
-                if self._passes:
-                    raise LearnerError(
-                        f"step {step}: the backward pass gave {name} no gradient",
-                        remedy="please report this with your model: training would go on without this weight",
-                    )
-                # A mini-batch without signal gets zero gradients, so that the optimiser's momentum still acts.
-                weight.grad = torch.zeros_like(weight)
-            gradients.append(weight.grad)
-        norm = total_norm(gradients)
-        if not math.isfinite(norm):
-            raise LearnerError(
-                f"step {step}: the gradient's norm is {norm}",
-                remedy="the same command goes on from the last checkpoint; lower learner.lr or raise learner.eps if it "
-                "happens again",
-            )
-        if limit is not None and norm > limit:
-            torch.nn.utils.clip_grads_with_norm_(weights, limit, torch.tensor(norm, device=self._room.device))
-        meter.grad_norm(norm)
+        weights = list(self._weights.named.values())
         with self._room.for_update(sum(weight.numel() for weight in weights)):
+            norm = total_norm([self._gradient(step, name) for name in self._weights.named])
+            if not math.isfinite(norm):
+                raise LearnerError(
+                    f"step {step}: the gradient's norm is {norm}",
+                    remedy="the same command goes on from the last checkpoint; lower learner.lr or raise learner.eps "
+                    "if it happens again",
+                )
+            limit = self._recipe.max_grad_norm
+            if limit is not None and norm > limit:
+                torch.nn.utils.clip_grads_with_norm_(weights, limit, torch.tensor(norm, device=self._room.device))
+            meter.grad_norm(norm)
             self._optimizer.step()
-        self._weights.update_copies()
+            self._weights.update_copies()
+
+    def _gradient(self, step: int, name: str) -> torch.Tensor:
+        """The weight's gradient. A mini-batch without signal gets zero gradients, so that the optimiser's momentum
+        still acts."""
+        weight = self._weights.named[name]
+        if weight.grad is None:
+            if self._passes:
+                raise LearnerError(
+                    f"step {step}: the backward pass gave {name} no gradient",
+                    remedy="please report this with your model: training would go on without this weight",
+                )
+            weight.grad = torch.zeros_like(weight)
+        return weight.grad
 
 
 def total_norm(gradients: Sequence[torch.Tensor]) -> float:

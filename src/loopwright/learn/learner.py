@@ -18,7 +18,7 @@ from loopwright.learn.forward import packed_logprobs
 from loopwright.learn.master import MasterWeights
 from loopwright.learn.plan import plan_step, row_of_chain
 from loopwright.learn.recipe import Recipe
-from loopwright.learn.room import Room
+from loopwright.learn.room import MOMENT_BYTES, Room
 from loopwright.learn.samples import tensors_of
 from loopwright.learn.sft import Example
 from loopwright.learn.token_numbers import with_chains
@@ -57,14 +57,17 @@ class TorchLearner:
         self._recipe = recipe
         self._compute = compute
         self._version = 0
-        self._weights = MasterWeights(self._trained.parameters)
+        self._room = Room(loaded.model.device, recipe.micro_batch_tokens, recipe.checkpoint_activations)
+        masters = MasterWeights.bytes_of(self._trained.parameters)
+        with self._room.for_state(masters, "weights in float32, which the optimiser changes"):
+            self._weights = MasterWeights(self._trained.parameters)
         self._optimizer = optimizer_of(self._weights, recipe, loaded.model.device)
         self._executor = StepExecutor(
             recipe,
             self._trained.body(checkpointed=recipe.checkpoint_activations),
             self._weights,
             self._optimizer,
-            Room(loaded.model.device, recipe.micro_batch_tokens, recipe.checkpoint_activations),
+            self._room,
         )
 
     @property
@@ -100,8 +103,10 @@ class TorchLearner:
 
     def _load(self, folder: Path) -> int:
         self._trained.check(folder)
-        version = state.load_state(folder, self._weights.named, self._optimizer, self._trained.file)
-        self._weights.update_copies()
+        moments = MOMENT_BYTES * sum(weight.numel() for weight in self._weights.named.values())
+        with self._room.for_state(moments, "a checkpoint's moments of AdamW"):
+            version = state.load_state(folder, self._weights.named, self._optimizer, self._trained.file)
+            self._weights.update_copies()
         return version
 
     def _save(self, folder: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import torch
 
+FLOAT32 = 4
 HALF = (torch.bfloat16, torch.float16)
 
 
@@ -20,6 +21,11 @@ class MasterWeights:
     def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
         self.named = {name: p.detach().float() if p.dtype in HALF else p for name, p in parameters.items()}
         self._copies = [(p, self.named[name]) for name, p in parameters.items() if p.dtype in HALF]
+
+    @staticmethod
+    def bytes_of(parameters: Mapping[str, torch.Tensor]) -> int:
+        """What float32 weights of these parameters take beside them."""
+        return sum(FLOAT32 * p.numel() for p in parameters.values() if p.dtype in HALF)
 
     def forget_gradients(self) -> None:
         for weight in [*self.named.values(), *(copy for copy, _ in self._copies)]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from loopwright.core.packing import Packed, micro_batches
 from loopwright.learn.attention import SharedPrefixPlan
 from loopwright.learn.checkpointing import layers_of
 from loopwright.learn.logprobs import head_memory
-from loopwright.learn.master import HALF, MasterWeights
+from loopwright.learn.master import FLOAT32, MasterWeights
 from loopwright.learn.room import MOMENT_BYTES
 from loopwright.learn.samples import tensors_of
 from loopwright.learn.sft import Example
@@ -20,7 +20,6 @@ from loopwright.models.device import CPU
 from loopwright.models.live_memory import LiveMemory
 from loopwright.models.shapes import ModelShape
 
-FLOAT32 = 4
 AT_ONCE = 2
 
 
@@ -40,7 +39,7 @@ class TrainedState:
         numbers = sum(p.numel() for p in trained.values())
         return cls(
             weights=weights,
-            masters=FLOAT32 * sum(p.numel() for p in trained.values() if p.dtype in HALF),
+            masters=MasterWeights.bytes_of(trained),
             gradients=FLOAT32 * numbers,
             moments=MOMENT_BYTES * numbers,
         )
@@ -95,10 +94,11 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True)
 class StepMemory:
-    """The largest micro-batch of a step, and the bytes that a step takes at most: its gradients, activations and
-    logits."""
+    """The tokens of a step's largest micro-batch and of its longest chain, and the bytes that a step takes at most: its
+    gradients, activations and logits."""
 
     tokens: int
+    chain: int
     peak: int
 
 
@@ -109,16 +109,18 @@ def step_memory(
     *,
     micro_batch_tokens: int,
     checkpointed: bool,
+    examples: StepShape | None = None,
     device_type: str = CPU,
     sharded: bool = False,
 ) -> StepMemory:
     """Compute a micro-batch without numbers, and count what lives. `trained` is made of the shape, which can be used
-    for one step only, and may have no device: `device_type` is that of the run. The gradients of a model that is
-    `sharded` leave as soon as they are there, and do not count."""
-    batches = step.micro_batches(micro_batch_tokens)
-    rows = max(batches, key=lambda rows: sum(row.tokens for row in rows))
+    for one step only, and may have no device: `device_type` is that of the run. `examples` are those to imitate, which
+    have micro-batches of their own. The gradients of a model that is `sharded` leave as soon as they are there, and do
+    not count."""
+    batches = [(rows, made) for made in (step, examples) if made for rows in made.micro_batches(micro_batch_tokens)]
+    rows, largest = max(batches, key=lambda batch: _tokens(batch[0]))
     device = shape.loaded.model.device
-    example = Example.of([0] * step.prompt, [0] * step.answer)
+    example = Example.of([0] * largest.prompt, [0] * largest.answer)
     body = trained.body(checkpointed=checkpointed)
     weights = MasterWeights(trained.parameters)
     for parameter in trained.parameters.values() if sharded else ():
@@ -129,7 +131,7 @@ def step_memory(
             # The gradients of the micro-batches before it.
             for weight in weights.named.values():
                 weight.grad = torch.empty_like(weight)
-        data = tensors_of(rows, [example] * (step.groups * step.samples), device)
+        data = tensors_of(rows, [example] * (largest.groups * largest.samples), device)
         hidden = body.hidden(data, SharedPrefixPlan(rows, device))
         head = body.head
         memory.peak = max(memory.peak, memory.used + head_memory(len(hidden), head, device_type))
@@ -138,7 +140,11 @@ def step_memory(
         hidden.backward(torch.empty_like(hidden))  # type: ignore[no-untyped-call]
         del hidden, data
         weights.gather_gradients()
-    return StepMemory(sum(row.tokens for row in rows), memory.peak)
+    return StepMemory(_tokens(rows), largest.chain, memory.peak)
+
+
+def _tokens(rows: Sequence[Packed]) -> int:
+    return sum(row.tokens for row in rows)
 
 
 def _forget(parameter: torch.Tensor) -> None:

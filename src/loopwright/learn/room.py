@@ -10,15 +10,10 @@ import torch
 
 from loopwright.core.packing import Packed
 from loopwright.errors import LearnerError
-from loopwright.models.memory import GIB, is_out_of_memory, memory_of
+from loopwright.models.memory import GIB, SMALLER_STATE, is_out_of_memory, memory_of
 
 MOMENT_BYTES = 8
 """What AdamW keeps for each parameter that it trains: two float32 numbers."""
-
-SMALLER_STATE = (
-    "choose a smaller model, or a device with more memory; `loopwright check --memory` says what each part takes"
-)
-"""What to do where weights, gradients and moments are too much."""
 
 
 def smaller_batches(tokens: int, chain: int, *, limit: int, checkpoints: bool) -> str:
@@ -52,6 +47,12 @@ class Room:
         chain = max(row.prefix + rest for row in rows for rest in row.rests)
         remedy = smaller_batches(tokens, chain, limit=self.micro_batch_tokens, checkpoints=self.checkpoints)
         with self._named(f"in a micro-batch of {tokens:,} tokens", remedy):
+            yield
+
+    @contextmanager
+    def for_state(self, size: int, what: str) -> Iterator[None]:
+        """While `size` bytes are made that stay."""
+        with self._named(f"for {size / GIB:.2f} GiB of {what}", SMALLER_STATE):
             yield
 
     @contextmanager

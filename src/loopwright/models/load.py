@@ -17,6 +17,7 @@ from loopwright.models.device import CPU
 from loopwright.models.forward import PackedForward
 from loopwright.models.lean import LeanForward, LeanModel
 from loopwright.models.linear import replace_linears
+from loopwright.models.memory import room_for_weights
 from loopwright.models.native.library import library
 from loopwright.models.norm import replace_norms
 from loopwright.models.proof import proven
@@ -73,7 +74,8 @@ def load_model(
         model.name_or_path = source
     # The model always stays in evaluation mode: dropout would make training logprobs differ from sampled ones.
     device = torch.device(device)
-    model.to(device).eval()
+    with room_for_weights(base, device, lambda: bytes_of(model)):
+        model.to(device).eval()
     if device.type != CPU:
         # Where tensors of the device are of another class, the model got new parameters, one for each of their places.
         model.tie_weights()
@@ -109,7 +111,8 @@ def context_of(config: Any, wanted: int | None) -> int:
 def load_weights(source: str, dtype: str) -> Any:
     """The model, without what makes it ours."""
     options = {"dtype": getattr(torch, dtype), "attn_implementation": NAME, "output_loading_info": True}
-    model, report = read_pretrained(AutoModelForCausalLM, source, "weights", **options)
+    with room_for_weights(source, torch.device(CPU), lambda: bytes_of(without_weights(read_config(source), dtype))):
+        model, report = read_pretrained(AutoModelForCausalLM, source, "weights", **options)
     if has_adapters(model):
         # transformers has found an adapter there and put peft's layers into the base of that.
         raise ModelError(
@@ -123,6 +126,17 @@ def load_weights(source: str, dtype: str) -> Any:
             remedy="save the whole model again with save_pretrained; its config.json may belong to another model",
         )
     return model
+
+
+def without_weights(config: Any, dtype: str) -> Any:
+    """The model without weights."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), attn_implementation=NAME)
+
+
+def bytes_of(model: Any) -> int:
+    """What the weights of a model take."""
+    return sum(parameter.nbytes for parameter in model.parameters())
 
 
 def _check_architecture(config: Any) -> None:

@@ -3,17 +3,26 @@ broken."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
+from loopwright.errors import ModelError
 from loopwright.models.control_groups import free_memory, lines, memory_limits, memory_sizes
 from loopwright.models.device import CPU, CUDA
 
 GIB = 1 << 30
-WORDS = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
-"""What is said in the errors of torch's allocator for CPUs, of CUDA and NCCL, and of cuBLAS. These errors have no type
-of their own, and all are RuntimeErrors."""
+WORDS = ("can't allocate memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "Cannot allocate memory")
+"""What is said in the errors of torch's allocator for CPUs, of CUDA and NCCL, of cuBLAS, and of the system where a file
+is mapped. These errors have no type of their own."""
+
+SMALLER_STATE = (
+    "choose a smaller model, or a device with more memory; `loopwright check --memory` says what each part takes"
+)
+"""What to do where weights, gradients and moments are too much."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -21,7 +30,7 @@ def is_out_of_memory(error: BaseException) -> bool:
         # CUDA's own, where torch's allocator was not asked.
         return "out of memory" in str(error)
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and any(words in str(error) for words in WORDS)
+        isinstance(error, RuntimeError | OSError | SafetensorError) and any(words in str(error) for words in WORDS)
     )
 
 
@@ -38,6 +47,24 @@ def memory_of(device: torch.device) -> str:
         return f"{device} ({(total - free) / GIB:.1f} of {total / GIB:.1f} GiB in use)"
     free_now = free_memory() if device.type == CPU else None
     return str(device) if free_now is None else f"the {device} ({free_now / GIB:.1f} GiB free now)"
+
+
+@contextmanager
+def room_for_weights(source: str, device: torch.device, size: Callable[[], int]) -> Iterator[None]:
+    """While the weights of the model at `source` get onto the device. They take `size` bytes, which is asked for only
+    if memory runs out."""
+    try:
+        yield
+    except (RuntimeError, MemoryError, ModelError) as error:
+        # Who reads files says what is wrong with them, whatever it is.
+        cause = error.__cause__ if isinstance(error, ModelError) else error
+        if cause is None or not is_out_of_memory(cause):
+            raise
+        raise ModelError(
+            f"out of memory on {memory_of(device)} while model {source!r} is loaded, whose weights take "
+            f"{size() / GIB:.2f} GiB: {cause}",
+            remedy=SMALLER_STATE,
+        ) from cause
 
 
 def anonymous_memory() -> int:

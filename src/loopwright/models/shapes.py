@@ -16,15 +16,14 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import AutoModelForCausalLM
 
 from loopwright.models.adapter_base import base_of, while_base_is_read
-from loopwright.models.attention import NAME
 from loopwright.models.device import CPU
+from loopwright.models.expert_shapes import ExpertShapes
 from loopwright.models.forward import ModuleForward, PackedForward
 from loopwright.models.lean import LeanForward
 from loopwright.models.linear import replace_linears
-from loopwright.models.load import LoadedModel, context_of, read_config, source_of
+from loopwright.models.load import LoadedModel, bytes_of, context_of, read_config, source_of, without_weights
 from loopwright.models.norm import replace_norms
 from loopwright.models.probe import Probe, run_probe
 from loopwright.models.recognise import llama_parts
@@ -46,7 +45,7 @@ class ModelShape:
     @property
     def size(self) -> int:
         """The bytes of its weights."""
-        return sum(p.nbytes for p in self.parameters.values())
+        return bytes_of(self.loaded.model)
 
     @property
     def vocabulary(self) -> int:
@@ -63,8 +62,7 @@ def model_shape(
     base, adapters = base_of(source_of(path, cache))
     with while_base_is_read(base, adapters):
         config = read_config(base)
-    with torch.device(META):
-        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), attn_implementation=NAME)
+    model = without_weights(config, dtype)
     model.eval()
     # Which rows of the table have gradients depends on the ids, and makes no difference to memory.
     model.get_input_embeddings().padding_idx = None
@@ -72,10 +70,11 @@ def model_shape(
     longest = context_of(config, max_context)
     if device_type != CPU:
         model.to(META)
-        yield ModelShape(LoadedModel(model, None, longest, ModuleForward(model)))
+        with ExpertShapes():
+            yield ModelShape(LoadedModel(model, None, longest, ModuleForward(model)))
         return
     replace_linears(model)
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.device(CPU):
+    with FakeTensorMode(allow_non_fake_inputs=True), ExpertShapes(), torch.device(CPU):
         _fake(model)
         parts = None
         if dtype == "float32":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,11 +19,13 @@ import torch
 from loopwright.core.advantage import ADVANTAGES
 from loopwright.core.packing import Packed
 from loopwright.engines.torch.batch import EngineBatch
+from loopwright.errors import ConfigError
 from loopwright.learn.attention import SharedPrefixPlan
 from loopwright.learn.learner import TorchLearner
 from loopwright.learn.losses import ppo_clip
 from loopwright.learn.recipe import Recipe
 from loopwright.models.compute import ComputeThread
+from loopwright.models.device import AUTO, CPU, CUDA, chosen_device, seen_gpus
 from loopwright.models.load import LoadedModel, load_model
 from loopwright.testing.made_groups import random_group, row_of
 from loopwright.types import GenerateRequest, Generation, Group, Sampling
@@ -149,6 +151,23 @@ class DeviceCheck:
         left = torch.cuda.memory_allocated(self.device) - before
         found = f"{left / 1024:.0f} of {held / 1024:.0f} KiB are left"
         return Checked("keys and values given back at rest", found, left <= 0.1 * held)
+
+
+def device_to_check(wanted: str) -> torch.device:
+    """The device that `--device` names. The CPU must be named: a check of it says nothing of a GPU."""
+    device = chosen_device(wanted, setting="--device")
+    if device.type == CPU and wanted == AUTO:
+        seen = seen_gpus()
+        raise ConfigError(f"--device is auto, and there is no GPU to check: {seen.why_none}", remedy=seen.remedy)
+    return device
+
+
+def described(device: torch.device) -> Iterator[str]:
+    """What is checked, for people and their reports."""
+    if device.type == CPU:
+        yield "no GPU is checked: this compares the CPU with itself"
+    name = torch.cuda.get_device_name(device) if device.type == CUDA else "the CPU"
+    yield f"{device}: {name}, torch {torch.__version__}"
 
 
 async def half_against_full(full: LoadedModel, half: LoadedModel, steps: int = STEPS) -> float:

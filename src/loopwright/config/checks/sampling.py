@@ -122,5 +122,5 @@ def _truncates(place: KeyPath, settings: RolloutConfig | SamplingOverrides, why:
 
 
 def _slow_numbers(config: RunConfig) -> Iterator[Problem]:
-    if config.model.dtype is Dtype.BFLOAT16:
+    if config.model.dtype is Dtype.BFLOAT16 and not config.model.device.startswith("cuda"):
         yield Problem(("model", "dtype"), "is bfloat16: on a CPU it is slower than float32", "use float32 on a CPU")

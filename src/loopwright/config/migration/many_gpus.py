@@ -1,4 +1,4 @@
-"""verl's keys of FSDP, GPUs and memory: ranks of the learner, and what is always so here."""
+"""verl's keys of FSDP and GPUs: ranks of the learner, and what is always so here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ NODES = "trainer.nnodes"
 OFFLOAD = "remove it: nothing is moved off the device; learner.ranks and learner.lora need less memory on each"
 ALL_RANKS = "remove it: every weight is sharded over all learner.ranks"
 PARALLEL = "remove it: a chain is computed by one rank; learner.checkpoint_activations takes longer ones"
-SERVERS = "an engine of ours computes on one device; vLLM takes rollout.engine.args: [--tensor-parallel-size, N]"
+MIXED = f"{FSDP}.mixed_precision"
+ON_NODES = "set learner.placement: ray, and learner.ranks to the GPUs of all nodes; rollout.nodes places engines"
+SET_DTYPE = "set model.dtype: bfloat16 or float32"
 DTYPES = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}
 FLOAT32 = ("fp32", "float32")
 
@@ -41,7 +43,7 @@ def sharding(value: Any, old: Old) -> Outcome:
 
 MANY_GPUS: dict[str, Rule] = {
     "trainer.n_gpus_per_node": ranks,
-    NODES: only(1, remedy="set learner.ranks: all ranks are on the driver's machine; rollout.nodes places engines"),
+    NODES: only(1, remedy=ON_NODES),
     f"{ACTOR}.strategy": only("fsdp", "fsdp2", remedy="remove it: ranks use PyTorch's FSDP2"),
     f"{ACTOR}.ulysses_sequence_parallel_size": only(1, remedy=PARALLEL),
     f"{ACTOR}.use_remove_padding": only(True, False, remedy="remove it: rows are packed, without padding"),
@@ -53,7 +55,12 @@ MANY_GPUS: dict[str, Rule] = {
     f"{FSDP}.reshard_after_forward": only(True, False, remedy="remove it: learner.ranks decides"),
     f"{FSDP}.forward_prefetch": only(False, True, remedy="remove it: learner.ranks decides"),
     f"{FSDP}.model_dtype": only(*FLOAT32, remedy="remove it: the optimiser's weights are float32"),
-    f"{FSDP}.dtype": one_of("model.dtype", DTYPES, "set model.dtype: bfloat16 or float32"),
+    f"{FSDP}.dtype": one_of("model.dtype", DTYPES, SET_DTYPE),
+    f"{MIXED}.param_dtype": one_of("model.dtype", DTYPES, SET_DTYPE),
+    f"{MIXED}.reduce_dtype": only(*FLOAT32, remedy="remove it: gradients are added up in float32"),
+    f"{MIXED}.buffer_dtype": only(*FLOAT32, remedy="remove it: buffers are as the model makes them"),
+    f"{FSDP}.use_orig_params": only(True, False, remedy="remove it: ranks use PyTorch's FSDP2"),
+    "trainer.device": one_of("model.device", {"cuda": "cuda", "cpu": "cpu"}, "set model.device: auto, cpu or cuda"),
     f"{FSDP}.full_determinism": to("trainer.deterministic"),
     f"{FSDP}.ulysses_sequence_parallel_size": only(1, remedy=PARALLEL),
     f"{MODEL}.use_remove_padding": only(True, False, remedy="remove it: rows are packed, without padding"),
@@ -61,5 +68,4 @@ MANY_GPUS: dict[str, Rule] = {
     f"{MODEL}.enable_activation_offload": only(
         False, remedy="set learner.checkpoint_activations: nothing is moved off the device"
     ),
-    f"{ROLLOUT}.tensor_model_parallel_size": only(1, remedy=SERVERS),
 }

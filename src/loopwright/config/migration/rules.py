@@ -47,6 +47,12 @@ def mini_batch_size(value: Any, old: Old) -> Outcome:
     return (Moved("learner.mini_batches", batch // value),)
 
 
+def micro_batch_tokens(value: Any, old: Old) -> Outcome:
+    if old.get(f"{ACTOR}.use_dynamic_bsz") is not True:
+        return Unneeded(f"{ACTOR}.use_dynamic_bsz is off")
+    return EMPTY if value is None else (Moved("learner.micro_batch_tokens", value),)
+
+
 def clip_ratio(value: Any, old: Old) -> Outcome:
     """Set the bounds that have no setting of their own."""
     sides = [ours for theirs, ours in CLIP.items() if old.get(theirs) is None]

@@ -6,6 +6,7 @@ from loopwright.config.migration import rules
 from loopwright.config.migration.adapters import ADAPTERS
 from loopwright.config.migration.many_gpus import MANY_GPUS
 from loopwright.config.migration.values import Rule, one_of, only, to
+from loopwright.config.migration.vllm_args import VLLM_ARGS
 
 SCHEDULE = one_of("learner.schedule", {"constant": "constant", "cosine": "cosine"}, "choose a learner.schedule")
 NOT_TWICE = "a batch is trained on once; raise learner.mini_batches for more optimiser steps"
@@ -33,7 +34,7 @@ ACTOR: dict[str, Rule] = {
     "actor_rollout_ref.actor.optim.override_optimizer_config": only({}, remedy="set learner.eps and learner.betas"),
     "actor_rollout_ref.actor.grad_clip": to("learner.max_grad_norm"),
     "actor_rollout_ref.actor.ppo_mini_batch_size": rules.mini_batch_size,
-    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": to("learner.micro_batch_tokens"),
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": rules.micro_batch_tokens,
     "actor_rollout_ref.actor.use_dynamic_bsz": only(True, False, remedy="remove it"),
     "actor_rollout_ref.actor.ppo_epochs": only(1, remedy=NOT_TWICE),
     "actor_rollout_ref.actor.shuffle": only(False, remedy="remove it: the order within a batch is fixed"),
@@ -120,4 +121,4 @@ REST: dict[str, Rule] = {
     "critic.enable": only(False, remedy="remove it: advantages come from groups, without a critic"),
 }
 
-RULES = {**ACTOR, **ROLLOUT, **MANY_GPUS, **REST}
+RULES = {**ACTOR, **ROLLOUT, **MANY_GPUS, **VLLM_ARGS, **REST}

@@ -5,22 +5,21 @@ from __future__ import annotations
 BY_REMEDY = {
     "remove it: num_actors of each section, rollout.nodes and cluster say what runs where": """
         actor_rollout_ref.hybrid_engine actor_rollout_ref.nccl_timeout
-        actor_rollout_ref.actor.fsdp_config actor_rollout_ref.actor.megatron
+        actor_rollout_ref.actor.megatron
         actor_rollout_ref.rollout.mode actor_rollout_ref.rollout.n_gpus_per_node
         actor_rollout_ref.rollout.data_parallel_size
         actor_rollout_ref.rollout.expert_parallel_size actor_rollout_ref.rollout.pipeline_model_parallel_size
         actor_rollout_ref.rollout.checkpoint_engine actor_rollout_ref.rollout.disaggregation
         actor_rollout_ref.rollout.update_weights_bucket_megabytes actor_rollout_ref.rollout.multi_stage_wake_up
         actor_rollout_ref.rollout.layered_summon actor_rollout_ref.rollout.router_config_path
-        trainer.device trainer.balance_batch trainer.use_legacy_worker_impl
+        trainer.balance_batch trainer.use_legacy_worker_impl
         trainer.use_v1 trainer.v1 trainer.esi_redundant_time trainer.ray_wait_register_center_timeout
         trainer.default_hdfs_dir trainer.del_local_ckpt_after_load trainer.checkpoint_callback_class
         ray_kwargs transfer_queue
     """,
     "remove it; learner.micro_batch_tokens and rollout.engine.max_batch bound memory": """
         actor_rollout_ref.actor.ppo_micro_batch_size actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu
-        actor_rollout_ref.rollout.gpu_memory_utilization actor_rollout_ref.rollout.free_cache_engine
-        actor_rollout_ref.rollout.max_num_batched_tokens actor_rollout_ref.rollout.log_prob_micro_batch_size
+        actor_rollout_ref.rollout.free_cache_engine actor_rollout_ref.rollout.log_prob_micro_batch_size
         actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu actor_rollout_ref.rollout.log_prob_use_dynamic_bsz
         actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu
     """,
@@ -36,10 +35,14 @@ BY_REMEDY = {
         actor_rollout_ref.model.use_liger actor_rollout_ref.model.tiled_mlp
         actor_rollout_ref.model.use_fused_kernels actor_rollout_ref.model.fused_kernel_options
         actor_rollout_ref.model.mtp
-        actor_rollout_ref.rollout.enforce_eager actor_rollout_ref.rollout.cudagraph_capture_sizes
-        actor_rollout_ref.rollout.enable_chunked_prefill
+        actor_rollout_ref.rollout.cudagraph_capture_sizes
         actor_rollout_ref.rollout.logprobs_mode actor_rollout_ref.rollout.scheduling_policy
-        actor_rollout_ref.rollout.load_format actor_rollout_ref.rollout.engine_kwargs
+        actor_rollout_ref.rollout.engine_kwargs
+        actor_rollout_ref.actor.fsdp_config.use_torch_compile actor_rollout_ref.actor.fsdp_config.forward_only
+        actor_rollout_ref.actor.fsdp_config.entropy_from_logits_with_chunking
+        actor_rollout_ref.actor.fsdp_config.entropy_from_logits_chunk_size
+        actor_rollout_ref.actor.fsdp_config.entropy_checkpointing actor_rollout_ref.actor.fsdp_config.qat
+        actor_rollout_ref.actor.fsdp_config.pad_to_length actor_rollout_ref.actor.fsdp_config.pad_to_length_bucket
         actor_rollout_ref.rollout.skip_tokenizer_init actor_rollout_ref.rollout.enable_rollout_routing_replay
         actor_rollout_ref.rollout.moe_load_balance_metrics_interval actor_rollout_ref.rollout.quantization
         actor_rollout_ref.rollout.quantization_config_file actor_rollout_ref.rollout.mtp actor_rollout_ref.rollout.qat
@@ -68,7 +71,17 @@ BY_REMEDY = {
     """,
     "remove it; produce.filter looks at the rewards": "algorithm.filter_groups",
     "remove it: rollout.samples_per_task says it": "actor_rollout_ref.actor.rollout_n",
-    "remove it: trainer.seed is for everything": "actor_rollout_ref.actor.data_loader_seed",
+    "remove it: trainer.seed is for everything": """
+        actor_rollout_ref.actor.data_loader_seed actor_rollout_ref.actor.fsdp_config.seed
+    """,
+    "remove it: each layer is sharded over all learner.ranks, and there is nothing to set": """
+        actor_rollout_ref.actor.fsdp_config actor_rollout_ref.actor.fsdp_config.wrap_policy
+        actor_rollout_ref.actor.fsdp_config.use_no_sync_for_gradient_accumulation
+        actor_rollout_ref.actor.fsdp_config.turbo_config
+    """,
+    "set model.dtype: the optimiser's weights and the sums of gradients are float32": """
+        actor_rollout_ref.actor.fsdp_config.mixed_precision
+    """,
     "remove it: model.dtype is for training and sampling alike": "actor_rollout_ref.rollout.dtype",
     "remove it: a checkpoint is always complete": "actor_rollout_ref.actor.checkpoint",
     "write an agent loop: agent.kind python": """

@@ -27,7 +27,8 @@ from loopwright.learn.ranks.reading import fill_from, fill_model
 from loopwright.learn.ranks.trained import ShardedAdapters, ShardedModel, ShardedTrained
 from loopwright.learn.samples import Tensors
 from loopwright.models.adapters import AdapterShape
-from loopwright.models.load import context_of, read_config
+from loopwright.models.load import bytes_of, context_of, read_config
+from loopwright.models.memory import room_for_weights
 from loopwright.models.outline import model_on_meta, whole_source_of
 from loopwright.models.rotary import choose_angles
 
@@ -75,7 +76,8 @@ class Sharding:
         why = f"sharded over {self.mesh.size()} ranks"
         inner = ModuleBody(model, why, checkpointed=checkpointed)
         self._shard(model, adapters)
-        model.to_empty(device=self.device)
+        with room_for_weights(source, self.device, lambda: bytes_of(model)):
+            model.to_empty(device=self.device)
         # Each place of a tied weight got a parameter of its own.
         model.tie_weights()
         _fill_buffers(model)
