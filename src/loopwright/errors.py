@@ -36,6 +36,7 @@
     ├── LeaseError                 another run holds the server that this one wants to use
     ├── BudgetError                the run can make no progress, and stops instead of spinning
     │   └── ClusterRoomError       no room on the cluster for actors whose work nobody else does
+    ├── DeviceError                a device can compute nothing more: only a new process can go on
     ├── StalledError               nothing moves any more, and the run stops instead of hanging
     ├── BenchError                 a benchmark cannot be run: no checkout, no peer, or a process that died
     └── RunError                   a run folder or checkpoint cannot be used as asked
@@ -239,6 +240,10 @@ class StalledError(LoopwrightError):
 
 class BenchError(LoopwrightError):
     """A benchmark cannot be run: there is no checkout or no peer, or one of its processes died."""
+
+
+class DeviceError(LoopwrightError):
+    """A device can compute nothing more in this process. Nothing on it can be saved, so a new process must go on."""
 
 
 class RunError(LoopwrightError):

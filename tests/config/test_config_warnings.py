@@ -31,6 +31,7 @@ PARTS = "parts: {a: {judger: integer_answer, weight: 2.0}}"
         ("judgers.mine={kind: native, path: 'judge.py:judge'}", "judgers.mine: has no effect: no agent names it"),
         ("eval.every=0", "eval: has no effect: it has no tasks"),
         ("learner.kl={kind: k1, coefficient: 0.1}", "learner.kl.kind: is k1"),
+        ("rollout.engine={kind: vllm, num_actors: 1}", "only vLLM's build for CPUs starts"),
         (EVAL.replace("path: e", "path: tasks.jsonl"), "eval.data: has tasks that task set 'train' trains on"),
     ],
 )

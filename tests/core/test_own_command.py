@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -16,5 +17,5 @@ def test_a_file_of_the_user_does_not_hide_the_standard_library(tmp_path: Path) -
 
 
 def test_every_process_of_ours_is_started_so() -> None:
-    others = [file.name for file in SOURCE.rglob("*.py") if '"-m"' in file.read_text("utf-8")]
-    assert others == ["own_command.py"]
+    starting = re.compile(r"\[sys\.executable, (?!\"-P\")")
+    assert [file.name for file in SOURCE.rglob("*.py") if starting.search(file.read_text("utf-8"))] == []

@@ -20,7 +20,7 @@ from loopwright.engines.http.process import engine_command, engine_process
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.engines.torch.forward import Forward
 from loopwright.engines.worker import embedded
-from loopwright.errors import BudgetError, EngineError, EngineLostError
+from loopwright.errors import DeviceError, EngineError, EngineLostError
 from loopwright.models.compute import ComputeThread
 from loopwright.models.load import LoadedModel
 from loopwright.types import GenerateRequest, Generation, PauseMode, Sampling
@@ -118,7 +118,7 @@ async def test_a_runs_own_engine_ends_the_run(engine: TorchEngine, monkeypatch: 
             breaks(broken)
             async with asyncio.timeout(20):
                 for _ in range(2):
-                    with pytest.raises(BudgetError, match="illegal memory access") as caught:
+                    with pytest.raises(DeviceError, match="illegal memory access") as caught:
                         await controller.generate(ask())
     assert "start the command again" in caught.value.remedy
 
@@ -127,7 +127,7 @@ async def test_a_runs_own_engine_ends_the_run(engine: TorchEngine, monkeypatch: 
 async def test_a_process_ends_and_costs_no_token(tiny_llama_folder: Path, tmp_path: Path) -> None:
     """The answer goes on from the tokens that came before, in the process that replaces it."""
     command, words = engine_command(str(tiny_llama_folder), threads=1, max_batch=2, native=False), list[str]()
-    command[1:3] = ["-c", PROGRAM, str(tmp_path / "broken")]
+    command[1 : 2 + command.index("-m")] = ["-c", PROGRAM, str(tmp_path / "broken")]
     launch = partial(engine_process, command, env=os.environ, log=tmp_path / "log", start_seconds=120)
     async with asyncio.timeout(200), RolloutController.open([launch], on_death=words.append) as controller:
         request = ask(tokens=150)

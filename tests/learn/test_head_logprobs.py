@@ -126,6 +126,14 @@ def test_half_precision_sums_the_gradients_of_equal_ids_in_float32(
     assert int((found != 0).any(dim=1).sum()) == 2
 
 
+def test_ids_that_are_all_ignored_have_no_gradient() -> None:
+    """A rank without work computes one token with id 0, which some models pad with."""
+    table = nn.Embedding(VOCABULARY, DIM, padding_idx=0, dtype=torch.bfloat16)
+    embed(table, torch.tensor([0])).backward(torch.ones(1, DIM, dtype=torch.bfloat16))
+    assert table.weight.grad is not None
+    assert not table.weight.grad.any()
+
+
 def _rounding_each(self: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     for place, row in zip(index.tolist(), source.unbind(dim), strict=True):
         self[place] += row

@@ -14,7 +14,7 @@ from loopwright.build.hosted_rank import bound_to
 from loopwright.build.ranks import _started
 from loopwright.errors import LearnerError, RemoteError
 from loopwright.learn.ranks import meeting as meeting_module
-from loopwright.learn.ranks.meeting import is_of_others, meeting
+from loopwright.learn.ranks.meeting import is_of_others, meeting, own_fault
 from loopwright.learn.ranks.messages import RankFailed, RankPlace
 from loopwright.learn.ranks.serving import DriverPipe, _told
 from loopwright.serve.frames import read_frame
@@ -51,6 +51,13 @@ PLACE = RankPlace(1, 2, Path(), 5.0, None)
 @pytest.mark.parametrize(("text", "mine"), [(DUPLICATE, True), (NO_MEMORY, True), (GONE, False), (NO_STORE, False)])
 def test_what_nccl_says_of_this_rank_is_no_lost_peer(text: str, mine: bool) -> None:
     assert is_of_others(dist.DistBackendError(text)) is not mine
+
+
+def test_an_error_of_cuda_is_the_rank_s_own_only_before_others_share_its_memory() -> None:
+    """Later, the end of a peer may break what is mapped of it."""
+    error = dist.DistBackendError(HEAD.format("unhandled cuda error") + "ncclUnhandledCudaError: Call to CUDA failed.")
+    assert is_of_others(error)
+    assert own_fault(error, opening=True) is not None
 
 
 def test_a_lost_store_and_gloo_are_of_others() -> None:

@@ -70,6 +70,23 @@ async def test_one_that_does_not_want_to_end_is_killed_when_its_owner_is_cancell
         os.kill(child.pid, 0)
 
 
+async def test_one_that_cleans_up_may_go_on_when_its_owner_is_cancelled(tmp_path: Path) -> None:
+    """A guard ends its server, which nobody else would end."""
+    done = tmp_path / "done"
+    handler = f"lambda *_: (time.sleep(1), open({str(done)!r}, 'w').close(), sys.exit())"
+    cleaning = "import signal, time, sys; signal.signal(signal.SIGTERM, " + handler + "); " + READY + WAIT
+    opening = child_process(python(cleaning), env={}, log=tmp_path / "log", ready_seconds=20, cleans_up=True)
+    child = await opening.__aenter__()
+    closing = asyncio.create_task(opening.__aexit__(None, None, None))
+    await asyncio.sleep(0.1)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(closing, 10)
+    assert not done.exists()
+    await asyncio.wait_for(child.wait(), 20)
+    assert done.exists()
+
+
 async def test_its_death_is_told_with_its_last_words_and_not_those_of_another(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("an earlier life\n")

@@ -11,10 +11,10 @@ from loopwright.models.gpus import UNKNOWN
 from loopwright.types import TrainerKind
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-OF_ROCM = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+VISIBLE_BY_ROCM = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 """vLLM refuses to start if these and `VISIBLE` differ."""
-PARALLEL = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size")
-SHORT = ("-tp", "-pp", "-dp")
+VLLM_PARALLEL = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size")
+VLLM_SHORT = ("-tp", "-pp", "-dp")
 """Options of vLLM: a server takes the product of their values in GPUs."""
 
 
@@ -39,7 +39,7 @@ def engine_devices(config: RunConfig, seen: SeenGpus | None = None) -> list[str]
     seen = seen or seen_gpus()
     if not seen.usable:
         return [wanted] * count
-    first = _first(config, seen)
+    first = _first_engine_gpu(config, seen)
     return [f"{CUDA}:{(first + number) % seen.usable}" for number in range(count)]
 
 
@@ -51,16 +51,16 @@ def server_gpus(
     seen = seen or seen_gpus()
     # vLLM has an environment of its own, so it may use GPUs that the torch of this process cannot.
     count, size = seen.usable or seen.in_machine, _gpus_per_server(args)
-    if not 0 < count < UNKNOWN or not size or any(name in env for name in OF_ROCM):
+    if not 0 < count < UNKNOWN or not size or any(name in env for name in VISIBLE_BY_ROCM):
         return {}
     visible = env[VISIBLE].split(",") if VISIBLE in env else [str(gpu) for gpu in range(count)]
     if size > len(visible):
         return {}
-    first = _first(config, seen) + number * size
+    first = _first_engine_gpu(config, seen) + number * size
     return {VISIBLE: ",".join(visible[(first + gpu) % len(visible)].strip() for gpu in range(size))}
 
 
-def _first(config: RunConfig, seen: SeenGpus) -> int:
+def _first_engine_gpu(config: RunConfig, seen: SeenGpus) -> int:
     """The GPU of the first engine. While engines sample, a disaggregated learner trains: they begin after its GPUs."""
     device = learner_device(config)
     if config.trainer.kind is TrainerKind.COLOCATE or not seen.usable or device == CPU:
@@ -77,7 +77,7 @@ def _gpus_per_server(args: Sequence[str]) -> int | None:
         name = word.replace("_", "-")
         if name == "--config":
             return None
-        if name in SHORT or (len(name) > len("--") and any(option.startswith(name) for option in PARALLEL)):
+        if name in VLLM_SHORT or (len(name) > len("--") and any(option.startswith(name) for option in VLLM_PARALLEL)):
             if not value.isdigit():
                 return None
             size *= int(value)

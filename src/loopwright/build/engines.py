@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from loopwright.build import parts
 from loopwright.build.devices import engine_devices
@@ -30,7 +30,7 @@ from loopwright.engines.pool import Prove, unproven
 from loopwright.engines.torch.engine import TorchEngine
 from loopwright.engines.version_labels import VersionLabels
 from loopwright.engines.worker import Launch, embedded
-from loopwright.errors import BudgetError
+from loopwright.errors import DeviceError
 from loopwright.ports import Learner, Storage, StreamingEngine, WeightPublisher
 from loopwright.runs.run_folder import RunFolder
 from loopwright.serve.lease import LeaseHolder
@@ -118,10 +118,10 @@ async def embedded_engine(
         yield Engines(controller, follow, engine, share_weights=adapted is None)
 
 
-async def end_of_embedded(engine: TorchEngine) -> str:
+async def end_of_embedded(engine: TorchEngine) -> NoReturn:
     """Wait until the engine's device breaks. It is the learner's too, so only a new process can go on."""
     lost = await engine.died()
-    raise BudgetError(lost.message, remedy=lost.remedy)
+    raise DeviceError(lost.message, remedy=lost.remedy)
 
 
 @asynccontextmanager

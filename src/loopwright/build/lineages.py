@@ -17,7 +17,7 @@ T = TypeVar("T")
 log = logging.getLogger("loopwright")
 
 
-class Reopening:
+class LineageOpener:
     """Opens a lineage, and the next one each time that a learner is lost. What it has opened is closed by `closing`.
 
     A loss counts against `learner.max_restarts` until a checkpoint was written after it: what makes no progress must
@@ -36,17 +36,17 @@ class Reopening:
         """The step of the checkpoint to go on from, and 0 without one."""
         return max(checkpoints_of(self._standing.config, self._standing.folder).steps(), default=0)
 
-    async def first(self) -> Lineage:
+    async def open_first(self) -> Lineage:
         """The first lineage of this process, whose learner may be lost before it is open. Raises the loss if no restart
         is left, or if the run is to stop meanwhile."""
         try:
             return await self._opened()
         except LearnerLostError as lost:
-            if (found := await self.following(lost, self.checkpoint)) is None:
+            if (found := await self.open_after(lost, self.checkpoint)) is None:
                 raise
             return found
 
-    async def following(self, lost: LearnerLostError, step: int) -> Lineage | None:
+    async def open_after(self, lost: LearnerLostError, step: int) -> Lineage | None:
         """Close all that belongs to a learner that was lost after `step`, and open the next lineage. None if the run is
         to stop instead. Raises the loss if no restart is left."""
         while True:
@@ -83,9 +83,9 @@ class Reopening:
 class Lineages:
     """The present lineage of an open run. `open_lineages` makes it."""
 
-    def __init__(self, standing: Standing, first: Lineage, reopening: Reopening) -> None:
+    def __init__(self, standing: Standing, first: Lineage, opener: LineageOpener) -> None:
         self._standing = standing
-        self._reopening = reopening
+        self._opener = opener
         self.present = first
         self.is_open = True
         """Whether the run can go on. If not, its learner is lost, and was not opened again."""
@@ -110,9 +110,9 @@ class Lineages:
     async def _open_again(self, lost: LearnerLostError) -> None:
         """Open the next lineage, unless the run is to stop."""
         self.is_open, step = False, self.present.learner.version
-        lineage = await self._reopening.following(lost, step)
+        lineage = await self._opener.open_after(lost, step)
         if lineage is None:
-            self.lost_steps = range(self._reopening.checkpoint + 1, step + 1)
+            self.lost_steps = range(self._opener.checkpoint + 1, step + 1)
             log.warning("the run is to stop, so its learner is not opened again. %s", where_it_goes_on(self.lost_steps))
         else:
             self.present, self.is_open = lineage, True
@@ -123,7 +123,7 @@ async def open_lineages(standing: Standing) -> AsyncIterator[Lineages]:
     """The first lineage of this process, and those that follow when a learner is lost."""
     closing = AsyncExitStack()
     try:
-        reopening = Reopening(standing, closing)
-        yield Lineages(standing, await reopening.first(), reopening)
+        opener = LineageOpener(standing, closing)
+        yield Lineages(standing, await opener.open_first(), opener)
     finally:
         await closing.aclose()

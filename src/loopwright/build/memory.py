@@ -23,7 +23,7 @@ from loopwright.learn.memory_plan import StepShape, TrainedState, gathered_memor
 from loopwright.learn.room import smaller_batches
 from loopwright.learn.trained import WholeModel
 from loopwright.models.device import CPU, planned_device
-from loopwright.models.memory import SMALLER_STATE, anonymous_memory
+from loopwright.models.memory import SMALLER_STATE, anonymous_memory, is_out_of_memory
 from loopwright.models.shapes import META, ModelShape, model_shape
 
 AT_WORK = 160 * 10**6
@@ -54,6 +54,8 @@ def plan_memory(loaded: Loaded, cache: Path, tokens: int | None = None) -> Memor
         planner = _Planner(loaded, cache, device, max(1, size - answer), answer)
         return MemoryPlan(size, answer, tuple(planner.processes()))
     except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
         # What torch raises where an operation needs numbers.
         raise ModelError(
             f"the memory of model {config.model.path!r} cannot be planned, because torch cannot compute it without "

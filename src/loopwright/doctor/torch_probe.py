@@ -68,7 +68,7 @@ def _verdict(ended: _Ended) -> Bf16:
 
 
 def _run(env: Mapping[str, str], seconds: float) -> _Ended:
-    command = [sys.executable, "-c", PROGRAM]
+    command = [sys.executable, "-P", "-c", PROGRAM]
     try:
         done = subprocess.run(command, env=dict(env), capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired as late:

@@ -26,7 +26,7 @@ Launch = Callable[[], AbstractAsyncContextManager[Worker]]
 cannot start."""
 
 
-async def never() -> str:
+async def _never() -> str:
     forever: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     return await forever
 
@@ -34,7 +34,7 @@ async def never() -> str:
 def embedded(
     engine: StreamingEngine,
     capacity: EngineCapacity = UNKNOWN_CAPACITY,
-    died: Callable[[], Awaitable[str]] = never,
+    died: Callable[[], Awaitable[str]] = _never,
 ) -> Launch:
     """A worker in this process. It ends with the process. It cannot be started again: if it can end before, `died`
     raises the error that ends its pool."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from loopwright.learn.master import HALF
+from loopwright.models.device import CUDA
 from loopwright.models.linear import Linear
 
 
@@ -34,13 +35,25 @@ class ProductSum:
         if self._parameter.dtype not in HALF:
             add_product(self._parameter, left, right)
         elif self._parameter.requires_grad:
-            product = left @ right
-            self._sum = product.float() if self._sum is None else self._sum.add_(product)
+            self._sum = _exact_product(left, right) if self._sum is None else _add_exactly(self._sum, left, right)
 
     def finish(self) -> None:
         """To be called after the last product."""
         if self._sum is not None:
             add(self._parameter, self._sum.to(self._parameter.dtype))
+
+
+def _exact_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """The product of two matrices in half precision, in float32. Only CUDA computes it without copies of both."""
+    if left.device.type == CUDA:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return left.float() @ right.float()
+
+
+def _add_exactly(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    if left.device.type == CUDA:
+        return total.add_(_exact_product(left, right))
+    return total.addmm_(left.float(), right.float())
 
 
 def add(parameter: torch.Tensor, grad: torch.Tensor) -> None:

@@ -36,7 +36,7 @@ NAME = "default"
 """What peft calls the only adapter."""
 INSERTED = ".base_layer."
 """What peft puts into the name of a weight that has an adapter."""
-NAME_TARGETS = (
+TARGETS_REMEDY = (
     "name the linear layers of its attention as learner.lora.targets, such as [q_proj, k_proj, v_proj, o_proj]; the "
     "experts of a mixture have no adapters"
 )
@@ -130,7 +130,7 @@ class ModelAdapters:
                 remedy="resume with the learner.lora that the run was started with; or start a new run from the "
                 "trained model: loopwright export RUN --merged --out DIR, and name that folder as model.path",
             )
-        if trained_on not in (None, self._base_digest):
+        if None not in (trained_on, self._base_digest) and trained_on != self._base_digest:
             raise CheckpointError(
                 f"the adapters in checkpoint {folder} were trained on another model than {self._base}: its weights or "
                 "its config have changed, or model.path has",
@@ -193,7 +193,7 @@ def add_adapters(model: Any, shape: AdapterShape, base: str) -> ModelAdapters:
         with torch.random.fork_rng(devices=[]):
             adapted = get_peft_model(model, config)
     except ValueError as error:
-        raise ConfigError(f"peft cannot put adapters into this model: {error}", remedy=NAME_TARGETS) from error
+        raise ConfigError(f"peft cannot put adapters into this model: {error}", remedy=TARGETS_REMEDY) from error
     # peft has set it to what the model is loaded from, which may be a path that another folder does not know.
     adapted.peft_config[NAME].base_model_name_or_path = _lasting(base)
     _check_layers(model, adapted.peft_config[NAME])
@@ -210,12 +210,12 @@ def _check_layers(model: nn.Module, config: PeftConfig) -> None:
             raise ConfigError(
                 f"peft would train {name} of this model, which is no linear layer, in place of layers of its targets "
                 f"({', '.join(sorted(config.target_modules))})",
-                remedy=NAME_TARGETS,
+                remedy=TARGETS_REMEDY,
             )
     if config.target_parameters:
         raise ConfigError(
             f"peft would train {min(config.target_parameters)} of this model, which is no linear layer",
-            remedy=NAME_TARGETS,
+            remedy=TARGETS_REMEDY,
         )
 
 

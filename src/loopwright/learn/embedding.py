@@ -38,8 +38,7 @@ def _summed(ids: torch.Tensor, grad: torch.Tensor) -> tuple[torch.Tensor, torch.
     There are as many rows as before, so that no device is asked how many ids differ: those that are left over are zeros
     for id 0."""
     ordered, order = ids.sort()
-    place = (ordered.diff() != 0).cumsum(0)
-    place = torch.cat([place.new_zeros(1), place])
+    place = (ordered.diff(prepend=ordered[:1]) != 0).cumsum(0)
     sums = torch.zeros(grad.shape, dtype=torch.float32, device=grad.device).index_add_(0, place, grad[order].float())
     return torch.zeros_like(ids).scatter_(0, place, ordered), sums.to(grad.dtype)
 

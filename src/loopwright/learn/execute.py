@@ -103,8 +103,8 @@ class StepExecutor:
         return numbers
 
     def rest(self) -> None:
-        """To be called after a step: give back what only steps need, if others compute on this device until the
-        next."""
+        """To be called after a step, and after its weights have left: give back what only these need, if others
+        compute on this device until the next."""
         if self._recipe.lends_device and self._room.device.type != CPU:
             self._weights.forget_gradients()
             give_back(self._room.device)

@@ -96,7 +96,7 @@ class TorchLearner:
         return await self._compute.run(self._logprobs, ids, temperature)
 
     async def publish(self, sink: WeightSink) -> None:
-        await self._compute.run(self._trained.publish, sink)
+        await self._compute.run(self._publish, sink)
 
     async def export(self, folder: Path) -> None:
         await self._compute.run(self._export, folder)
@@ -112,6 +112,10 @@ class TorchLearner:
     def _save(self, folder: Path) -> None:
         state.save_state(folder, self._weights.named, self._optimizer, self._version, self._trained.file)
         self._trained.describe(folder)
+
+    def _publish(self, sink: WeightSink) -> None:
+        self._trained.publish(sink)
+        self._executor.rest()
 
     def _export(self, folder: Path) -> None:
         with state.while_written(folder):

@@ -34,7 +34,8 @@ def check_base(base: str, adapters: Sequence[SavedAdapter]) -> None:
     """Raises ModelError if an adapter was trained on something else. Call it when the base has been read: a Hugging
     Face name may have had no files here before."""
     for number, adapter in enumerate(adapters):
-        if adapter.base_digest not in (None, _digest_of(base, adapters[:number])):
+        found = _digest_of(base, adapters[:number])
+        if None not in (found, adapter.base_digest) and found != adapter.base_digest:
             raise ModelError(
                 f"{adapter.base} is not the model that the adapter in {adapter.folder} was trained on: its weights or "
                 "its config have changed",

@@ -21,6 +21,7 @@ from loopwright.errors import EngineLostError
 T = TypeVar("T")
 
 GRACE_SECONDS = 5.0
+KILLED_SECONDS = 5.0
 LAST_WORDS_BYTES = 2000
 
 
@@ -28,10 +29,16 @@ class Child:
     """A running process. `ready` is the line that it printed when it was ready."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, log: Path, log_start: int, grace_seconds: float = GRACE_SECONDS
+        self,
+        process: asyncio.subprocess.Process,
+        log: Path,
+        log_start: int,
+        grace_seconds: float = GRACE_SECONDS,
+        cleans_up: bool = False,
     ) -> None:
         self._process = process
         self._grace_seconds = grace_seconds
+        self._cleans_up = cleans_up
         self._log = log
         self._log_start = log_start
         self.ready: Mapping[str, Any] = {}
@@ -70,17 +77,24 @@ class Child:
             ) from None
 
     async def stop(self) -> None:
-        """Ask it to end (SIGTERM), and kill it after a while, or when this is cancelled."""
+        """Ask it to end (SIGTERM), and kill it after a while, or when this is cancelled. One that cleans up after
+        others is left alone then: it has been asked."""
         if self._process.returncode is None:
             self._process.terminate()
             try:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(self._grace_seconds):
-                        await self._process.wait()
-            finally:
-                if self._process.returncode is None:
-                    self._process.kill()
+                async with asyncio.timeout(self._grace_seconds):
                     await self._process.wait()
+            except TimeoutError:
+                self._process.kill()
+                await self._process.wait()
+            except asyncio.CancelledError:
+                if not self._cleans_up and self._process.returncode is None:
+                    self._process.kill()
+                    # asyncio also waits for whoever else holds its pipes.
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(KILLED_SECONDS):
+                            await self._process.wait()
+                raise
 
     async def _ready_line(self) -> Mapping[str, Any]:
         stdout = self._process.stdout
@@ -123,9 +137,10 @@ async def child_process(
     log: Path,
     ready_seconds: float,
     grace_seconds: float = GRACE_SECONDS,
+    cleans_up: bool = False,
 ) -> AsyncIterator[Child]:
     """Start a program and wait until it is ready. When the context ends it is asked to end, and killed if it has not
-    done so within `grace_seconds`."""
+    done so within `grace_seconds`. If it `cleans_up` after others, it gets this time also when we are cancelled."""
     with log.open("ab") as words:
         log_start = words.tell()
         process = await asyncio.create_subprocess_exec(
@@ -136,7 +151,7 @@ async def child_process(
             env=dict(env),
             start_new_session=True,
         )
-    child = Child(process, log, log_start, grace_seconds)
+    child = Child(process, log, log_start, grace_seconds, cleans_up)
     try:
         await child.become_ready(ready_seconds)
         yield child

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from loopwright.config.base import sections
 from loopwright.config.checks.idle import Idle
+from loopwright.config.engines import VllmEngineConfig
 from loopwright.config.placement import PER_ACTOR, PlacedSection, StrategyConfig
 from loopwright.config.problems import KeyPath, Problem
 from loopwright.config.schema import RunConfig
@@ -96,7 +97,17 @@ def problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def warnings(config: RunConfig) -> Iterator[Problem]:
-    yield from ()
+    yield from _servers_without_gpus(config)
+
+
+def _servers_without_gpus(config: RunConfig) -> Iterator[Problem]:
+    engine = config.rollout.engine
+    if isinstance(engine, VllmEngineConfig) and engine.num_actors and not engine.num_gpus_per_actor:
+        yield Problem(
+            ("rollout", "engine", "num_gpus_per_actor"),
+            "is 0, so the servers see no GPU: only vLLM's build for CPUs starts",
+            "set it to the GPUs of one server, unless that build is meant",
+        )
 
 
 def _engines(config: RunConfig) -> Iterator[Problem]:

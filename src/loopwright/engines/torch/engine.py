@@ -135,7 +135,7 @@ class TorchEngine:
         try:
             return await caller.future
         except asyncio.CancelledError:
-            if self._open:
+            if self._open and self._lost is None:
                 self._post(lambda: self._forget(caller))
             raise
 

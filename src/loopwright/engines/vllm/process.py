@@ -102,6 +102,7 @@ async def vllm_server(
         log=server.log,
         ready_seconds=server.start_seconds + END_SECONDS,
         grace_seconds=END_SECONDS,
+        cleans_up=True,
     ) as child:
         yield child, f"http://{server.host}:{child.ready['port']}"
 

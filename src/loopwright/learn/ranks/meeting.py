@@ -32,10 +32,10 @@ OWN_FAULTS = {
     "invalid argument": DEBUG_REMEDY,
     "ncclinvalidusage": DEBUG_REMEDY,
     "ncclinvalidargument": DEBUG_REMEDY,
-    "unhandled cuda error": DEBUG_REMEDY,
-    "ncclunhandledcudaerror": DEBUG_REMEDY,
 }
 """What NCCL says, in lower case, where the fault is the rank's own."""
+OWN_AT_OPENING = ("unhandled cuda error", "ncclunhandledcudaerror")
+"""Later, this may come of the end of a rank whose memory is shared."""
 SYSTEM_REMEDY = f"see whether /dev/shm is full, and whether NCCL_SOCKET_IFNAME names an interface; or {DEBUG_REMEDY}"
 OF_PEERS = ("connect", "remote", "peer", "timed out")
 """What NCCL says if a system call has failed because of another rank."""
@@ -83,6 +83,8 @@ def own_fault(error: BaseException, *, opening: bool = False) -> LearnerError | 
         return None
     text = str(error).lower()
     found = [remedy for words, remedy in OWN_FAULTS.items() if words in text]
+    if not found and opening and any(words in text for words in OWN_AT_OPENING):
+        found = [DEBUG_REMEDY]
     # A system call may also fail because a peer has gone. At the opening it may be a full /dev/shm.
     if not found and opening and "ncclsystemerror" in text and not any(words in text for words in OF_PEERS):
         found = [SYSTEM_REMEDY]

@@ -90,6 +90,7 @@ class RankLearner:
     def publish(self, sink: WeightSink) -> None:
         """Give what engines need to the sink of rank 0."""
         self._trained.publish(sink)
+        self._executor.rest()
 
     def export(self, folder: Path) -> None:
         write_stream(folder / MODEL, self._trained.stream)
