@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from loopwright.core.environment import child_environment, computing_environment
 from loopwright.engines.http.process import KEY_VARIABLE, engine_process
 from loopwright.errors import EngineLostError
-from loopwright.serve.child import child_process
+from loopwright.serve.child import Child, child_process
 
 READY = "import json, sys, time; print(json.dumps({'port': 7})); sys.stdout.flush(); "
 WAIT = "time.sleep(60)"
@@ -55,16 +56,20 @@ async def test_one_that_does_not_want_to_end_is_killed(tmp_path: Path, monkeypat
     assert not alive(child.pid)
 
 
-async def test_one_that_does_not_want_to_end_is_killed_when_its_owner_is_cancelled(tmp_path: Path) -> None:
-    """Nobody waits for it any more, so it would outlive us."""
-    stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + READY + WAIT
-    opening = child_process(python(stubborn), env={}, log=tmp_path / "log", ready_seconds=20, grace_seconds=50)
-    child = await opening.__aenter__()
+async def cancelled_while_it_ends(opening: AbstractAsyncContextManager[Child]) -> None:
     closing = asyncio.create_task(opening.__aexit__(None, None, None))
     await asyncio.sleep(0.1)
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(closing, 10)
+
+
+async def test_one_that_does_not_want_to_end_is_killed_when_its_owner_is_cancelled(tmp_path: Path) -> None:
+    """Nobody waits for it any more, so it would outlive us."""
+    stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + READY + WAIT
+    opening = child_process(python(stubborn), env={}, log=tmp_path / "log", ready_seconds=20, grace_seconds=50)
+    child = await opening.__aenter__()
+    await cancelled_while_it_ends(opening)
     with pytest.raises(ProcessLookupError):
         # A process that was killed and not waited for would still be there.
         os.kill(child.pid, 0)
@@ -77,11 +82,7 @@ async def test_one_that_cleans_up_may_go_on_when_its_owner_is_cancelled(tmp_path
     cleaning = "import signal, time, sys; signal.signal(signal.SIGTERM, " + handler + "); " + READY + WAIT
     opening = child_process(python(cleaning), env={}, log=tmp_path / "log", ready_seconds=20, cleans_up=True)
     child = await opening.__aenter__()
-    closing = asyncio.create_task(opening.__aexit__(None, None, None))
-    await asyncio.sleep(0.1)
-    closing.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(closing, 10)
+    await cancelled_while_it_ends(opening)
     assert not done.exists()
     await asyncio.wait_for(child.wait(), 20)
     assert done.exists()
